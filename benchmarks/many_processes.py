@@ -2,7 +2,8 @@
 
     python benchmarks/many_processes.py equal OUT          1, 2 and 4 processes, 20 steps, dropout
     python benchmarks/many_processes.py resumed OUT        2 processes, then 1, 3 and 2
-    python benchmarks/many_processes.py killed OUT COUNT   a rank killed or stopped at any moment
+    python benchmarks/many_processes.py mlx OUT            1 and 2 processes of MLX; torch, then MLX
+    python benchmarks/many_processes.py killed OUT COUNT   a rank killed, stopped or cut off
     python benchmarks/many_processes.py objectives OUT     DPO and GRPO, 3 steps, 1 and 2 processes
     python benchmarks/many_processes.py speed OUT          tokens/s and bytes on the loopback
 
@@ -13,13 +14,19 @@ largest value, and whether the files are the same bytes.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import io
 import json
 import os
 import random
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -31,18 +38,21 @@ import vox_core
 VOX = str(Path(sys.executable).with_name("vox"))
 DATA = Path(vox_core.__file__).parent / "quickstart" / "data"
 COMMON = [
-    *("--model", "smollm2-135m", "--dtype", "fp32", "--backend", "cpu", "--allow-cpu"),
+    *("--model", "smollm2-135m", "--dtype", "fp32", "--allow-cpu"),
     *("--tune", "ignore", "--batch-size", "8", "--micro-batch-tokens", "128"),
 ]
+CPU, MLX = ["--backend", "cpu"], ["--backend", "mlx", "--launcher", "mlx"]
 ROWS = ["--data", str(DATA / "train.jsonl"), "--valid", str(DATA / "valid.jsonl")]
 DROPOUT = ["--dropout", "0.1"]
 
 
-def train(*arguments: object, processes: int = 1, threads: int = 1) -> float:
+def train(
+    *arguments: object, processes: int = 1, threads: int = 1, backend: list[str] = CPU
+) -> float:
     """Run `vox train`; return the seconds it took."""
     began = time.monotonic()
     subprocess.run(
-        [VOX, "train", *map(str, arguments), "--processes", str(processes)],
+        [VOX, "train", *map(str, arguments), *backend, "--processes", str(processes)],
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         stdout=subprocess.DEVNULL,
@@ -94,6 +104,20 @@ def resumed(out: Path) -> bool:
     return all(good)
 
 
+def mlx(out: Path) -> bool:
+    """One and two processes of MLX; two of torch, gone on with by two of MLX."""
+    settings = [*COMMON, *ROWS[:2], *DROPOUT, "--schedule", "constant", "--max-steps"]
+    for processes in (1, 2):
+        train(*settings, 6, "--out", out / f"mlx-{processes}", processes=processes, backend=MLX)
+    same = compare("mlx, 2 processes", out / "mlx-1", out / "mlx-2")
+    without = [*COMMON, *ROWS[:2], "--schedule", "constant", "--max-steps"]
+    train(*without, 6, "--out", out / "torch", processes=2)
+    train(*without, 3, "--out", out / "then", processes=2)
+    train("--resume", out / "then", "--max-steps", 6, "--allow-change", "max-steps",
+          processes=2, backend=MLX)  # fmt: skip
+    return compare("2 of torch, then 2 of mlx", out / "torch", out / "then") and same
+
+
 def objectives(out: Path) -> bool:
     rows = [json.loads(line) for line in (DATA / "train.jsonl").read_text().splitlines()[:32]]
     pairs, prompts = out / "pairs.jsonl", out / "prompts.jsonl"
@@ -123,52 +147,165 @@ def objectives(out: Path) -> bool:
     return all(good)
 
 
+HOW = ("SIGKILL", "SIGSTOP", "cut")
+STEPS = 24
+
+
 def killed(out: Path, count: int) -> bool:
-    """Kill or stop a rank at a random moment, and resume."""
-    settings = [*COMMON, *ROWS[:2], *DROPOUT, "--save-every", 1, "--max-steps", 8]
-    train(*settings, "--out", out / "undisturbed")
-    draw, good = random.Random(1), 0
+    """Kill or stop a rank, or cut its connections, at a random moment; resume on one process."""
+    from vox_testing.tiny import make_model
+
+    model, draw = out / "model", random.Random(int.from_bytes(os.urandom(4)))
+    make_model("llama", model)
+    settings = ["--dtype", "fp32", "--allow-cpu", "--tune", "ignore",
+                "--model", model, *ROWS[:2], *DROPOUT, "--batch-size", 8, "--seq-len", 256,
+                "--micro-batch-tokens", 512, "--save-every", 1, "--keep", 3,
+                "--max-steps", STEPS]  # fmt: skip
+    seconds = train(*settings, "--out", out / "undisturbed", processes=2)
+    good = 0
     for number in range(count):
-        run, rank = out / f"run-{number}", draw.randrange(2)
-        how = draw.choice([signal.SIGKILL, signal.SIGSTOP])
-        moment = draw.uniform(1, 50)
-        command = [VOX, "train", *map(str, settings), "--out", str(run), "--processes", "2"]
-        launcher = subprocess.Popen(
-            command,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
+        how, rank = draw.choice(HOW), draw.randrange(2)
+        run, temporary = out / f"run-{number}", out / f"temporary-{number}"
+        temporary.mkdir()
+        before = shared_memory()
+        # Half of the moments are while the ranks start; the steps are short on a tiny model.
+        early = how != "cut" and draw.random() < 0.5
+        moment = draw.uniform(0, seconds) if early else draw.randrange(STEPS)
+        found = disturbed([*settings, "--out", run], run, temporary, rank, how, early, moment)
+        if found is None:
+            print(f"{number}: had ended before {moment:.1f} s", flush=True)
+            shutil.rmtree(temporary)
+            continue
+        said, took, ranks = found
+        left = [
+            *(f"process {pid}" for pid in processes_of(run)),
+            *map(str, shared_memory() - before),
+            *(f"temporary file {path.name}" for path in temporary.iterdir()),
+        ]
+        pids = [ranks[rank]] if how != "cut" else ranks
+        named = "VOX-T006" in said and any(f"process {pid} on" in said for pid in pids)
+        saved = max((int(p.name[5:]) for p in run.glob("checkpoints/step-*")), default=0)
+        resume_here([*settings, "--out", run, "--resume", "auto"])
+        names = [{p.relative_to(f) for p in f.rglob("*")} for f in (out / "undisturbed", run)]
+        left += [f"file {name}" for name in names[1] - names[0] if name.parts[0] != "tensorboard"]
+        again = min((e["first_step"] for e in events(run, "run_start")[1:]), default=1)
+        when = f"{moment:.1f} s" if early else f"step {saved}"
+        label = (
+            f"{number}: rank {rank}, {how} at {when}, gone in {took:.1f} s, "
+            f"{'named' if named else said}, left {left}, went on at step {again}"
         )
-        time.sleep(moment)
-        ranks = children(launcher.pid)
-        if launcher.poll() is None and len(ranks) == 2:
-            os.kill(ranks[rank], how)
-            began = time.monotonic()
-            _, said = launcher.communicate(timeout=60)
-            took = time.monotonic() - began
-            left = [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
-            named = f"rank {rank} of the run" in said or f"rank {rank}, process" in said
-        else:
-            launcher.communicate()
-            took, left, named = 0.0, [], True
-        train(*settings, "--out", run, "--resume", "auto", processes=draw.choice([1, 2]))
-        how_it_ended = f"gone in {took:.1f} s, named {named}, left {len(left)}"
-        label = f"{number}: rank {rank}, {how.name} after {moment:.1f} s, {how_it_ended}"
         same = compare(label, out / "undisturbed", run)
-        good += same and took < 30 and named and not left
+        good += same and took < 30 and named and not left and again == saved + 1
+        shutil.rmtree(temporary)
     print(f"{good} of {count}")
     return good == count
 
 
+def disturbed(
+    arguments: list[object], run: Path, temporary: Path, rank: int, how: str, early: bool,
+    moment: float,
+) -> tuple[str, float, list[int]] | None:  # fmt: skip
+    """Disturb a run of two ranks, `moment` seconds after they are there or after that many steps.
+
+    Returns:
+        What the launcher said, the seconds until it had ended, and the ranks' processes; None if it
+        had ended before.
+    """
+    launcher = subprocess.Popen(
+        [VOX, "train", *map(str, arguments), *CPU, "--processes", "2"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines = list[str]()
+    reader = threading.Thread(target=lambda: lines.extend(launcher.stderr))
+    reader.start()
+    ranks = list[int]()
+    while launcher.poll() is None and len(ranks) < 2:
+        ranks = children(launcher.pid)
+        time.sleep(0.02)
+    if early:
+        time.sleep(moment)
+    else:
+        while launcher.poll() is None and not (run / f"checkpoints/step-{moment}").exists():
+            if moment == 0 and sockets_of(ranks[rank]):
+                break
+            time.sleep(0.005)
+        time.sleep(random.uniform(0, 0.1))
+    try:
+        if launcher.poll() is not None or len(ranks) < 2:
+            return None
+        if how == "cut":
+            cut(ranks[rank])
+        else:
+            os.kill(ranks[rank], signal.Signals[how])
+        began = time.monotonic()
+        launcher.wait(60)
+        took = time.monotonic() - began
+    except (ProcessLookupError, FileNotFoundError):
+        return None
+    finally:
+        launcher.wait(60)
+        reader.join()
+    return ("".join(lines), took, ranks) if launcher.returncode == 1 else None
+
+
+def resume_here(arguments: list[object]) -> None:
+    """Run `vox train` in this process, which has torch then."""
+    from vox_core.cli import root
+
+    nowhere = io.StringIO()
+    with contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
+        root.main(["train", *map(str, arguments), *CPU], standalone_mode=False)
+
+
+def shared_memory() -> set[Path]:
+    """Return the shared memory of torch and multiprocessing; others use the folder as well."""
+    names = ("torch_", "psm_", "sem.", "mp-")
+    return {path for path in Path("/dev/shm").iterdir() if path.name.startswith(names)}
+
+
+def processes_of(run: Path) -> list[int]:
+    """Return the processes whose arguments name a run."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and f"{run}\0".encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def sockets_of(pid: int) -> list[int]:
+    """Return the descriptors of a process that are sockets."""
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += [int(entry.name)] if str(entry.readlink()).startswith("socket:") else []
+    return found
+
+
+def cut(pid: int) -> None:
+    """Cut the TCP connections of another process."""
+    owner, call = os.pidfd_open(pid), ctypes.CDLL(None).syscall
+    for number in sockets_of(pid):
+        copy = call(438, owner, number, 0)  # pidfd_getfd, which needs the right to trace it
+        if copy < 0:
+            continue
+        with socket.socket(fileno=copy) as connection, contextlib.suppress(OSError):
+            if connection.family == socket.AF_INET:
+                connection.shutdown(socket.SHUT_RDWR)
+    os.close(owner)
+
+
 def children(pid: int) -> list[int]:
     """Return the ranks of a launcher, in order."""
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     found = {}
-    for child in map(int, text.split()):
-        environ = Path(f"/proc/{child}/environ").read_bytes()
-        if match := re.search(rb"(?:^|\0)RANK=(\d+)", environ):
-            found[int(match[1])] = child
+    with contextlib.suppress(OSError):  # it has ended
+        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+            environ = Path(f"/proc/{child}/environ").read_bytes()
+            if match := re.search(rb"(?:^|\0)RANK=(\d+)", environ):
+                found[int(match[1])] = child
     return [found[rank] for rank in sorted(found)]
 
 
@@ -207,6 +344,6 @@ def loopback() -> int:
 if __name__ == "__main__":
     kind, folder, *rest = sys.argv[1:]
     Path(folder).mkdir(parents=True, exist_ok=True)
-    calls = {"equal": equal, "resumed": resumed, "objectives": objectives, "speed": speed}
+    calls = {each.__name__: each for each in (equal, resumed, mlx, objectives, speed)}
     good = killed(Path(folder), int(rest[0])) if kind == "killed" else calls[kind](Path(folder))
     sys.exit(not good)

@@ -23,6 +23,7 @@ This module neither prints nor exits.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -248,6 +249,18 @@ class StorageError(WorkError):
 
 class TrainingError(WorkError):
     """Training failed: NaN or infinite numbers, or out of memory."""
+
+
+def unreachable(rank: int, size: int, error: Exception) -> TrainingError:
+    """Return the error of a rank that cannot reach another one (T006)."""
+    return TrainingError(
+        "T006",
+        "another process of the run cannot be reached",
+        where=f"rank {rank} of {size}, process {os.getpid()} on {os.uname().nodename}",
+        found=" ".join(str(error).split())[:400],
+        remedy="look at the errors of the other ranks, and resume with vox train --resume RUN, on "
+        "any number of processes",
+    )
 
 
 class ProofError(WorkError):

@@ -35,7 +35,9 @@ def main(folder: str, alive: str, beats: str, *arguments: str) -> None:
     errors = list[VoxError]()
     code = failures.run(root, arguments, report=errors.append)
     _record(Path(folder), int(os.environ["RANK"]), code, errors)
-    sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of a library, such as MLX's ring, may wait for other ranks for ever
 
 
 def _record(folder: Path, rank: int, code: int, errors: Sequence[VoxError]) -> None:

@@ -105,7 +105,7 @@ def _launched(settings: TrainSettings) -> int:
             where="--data -",
             remedy="save the rows to a file, and name it",
         )
-    job = LaunchJob(tuple(arguments), settings.processes)
+    job = LaunchJob(tuple(arguments), settings.processes, settings.launcher)
     result: LaunchResult = call_hook(
         provider("launchers", settings.launcher), "vox_launch", job=job
     )

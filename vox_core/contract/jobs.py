@@ -118,10 +118,12 @@ class LaunchJob:
     Args:
         arguments: of the `vox` command that each rank runs.
         processes: number of ranks.
+        launcher: its name.
     """
 
     arguments: tuple[str, ...]
     processes: int
+    launcher: str
 
 
 @dataclass(frozen=True, slots=True)

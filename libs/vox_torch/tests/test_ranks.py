@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 
 from vox_core.cli import root
-from vox_core.contract import LaunchJob
-from vox_core.errors import ConfigError, DataError
-from vox_torch.launch import run_ranks
+from vox_core.errors import ConfigError
 
 VOX = (sys.executable, "-m", "vox_core.cli")
 QUICK = (
@@ -202,17 +200,6 @@ def test_ranks_do_not_outlive_their_launcher(running):
     launcher, ranks = running
     launcher.kill()
     gone(ranks)
-
-
-def test_a_launched_command_ends_with_its_exit_code():
-    assert run_ranks(LaunchJob(("--version",), 2), {}).exit_code == 0
-
-
-def test_an_error_that_every_rank_finds_is_the_run_s(tmp_path):
-    missing = str(tmp_path / "missing.jsonl")
-    with pytest.raises(DataError, match="data file") as raised:
-        run_ranks(LaunchJob(("train", "--data", missing), 2), {})
-    assert raised.value.where == missing
 
 
 def test_more_processes_than_examples(command, tmp_path, monkeypatch):

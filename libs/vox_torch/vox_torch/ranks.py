@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from vox_core.errors import TrainingError
+from vox_core.errors import unreachable
 
 if TYPE_CHECKING:
     import torch
@@ -85,12 +85,4 @@ class Ranks:
         try:
             yield
         except (RuntimeError, ValueError, OSError) as error:
-            rank, size = self.world.rank, self.world.size
-            raise TrainingError(
-                "T006",
-                "another process of the run cannot be reached",
-                where=f"rank {rank} of {size}, process {os.getpid()} on {os.uname().nodename}",
-                found=" ".join(str(error).split())[:400],
-                remedy="look at the errors of the other ranks, and resume with vox train --resume "
-                "RUN, on any number of processes",
-            ) from error
+            raise unreachable(self.world.rank, self.world.size, error) from error

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING
 
 from vox_core.hookspecs import hookimpl
 from vox_torch.engine import Engine
-from vox_torch.launch import launch
 from vox_torch.profile import DeviceProfile
 
 if TYPE_CHECKING:
     from vox_core.contract import (
-        LaunchJob,
-        LaunchResult,
         LoadJob,
         MergeJob,
         MergeResult,
@@ -44,10 +41,6 @@ class CpuBackend:
     @hookimpl
     def vox_load(self, job: LoadJob, context: RunContext) -> Model:
         return self._engine.load(job)
-
-    @hookimpl
-    def vox_launch(self, job: LaunchJob) -> LaunchResult:
-        return launch(job)
 
 
 backend = CpuBackend()

@@ -35,9 +35,10 @@ from vox_mlx.inject import Values, recompute_layers
 from vox_mlx.loss import Rows
 from vox_mlx.model import MlxModel, on_gpu
 from vox_mlx.optimizer import AdamW, global_norm
+from vox_mlx.ring import Ring
 
 if TYPE_CHECKING:
-    from vox_core.contract import Floats
+    from vox_core.contract import Doubles, Floats
 
 _NATS = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.1}
 """How far log-probabilities may move when attention goes by blocks, as a root mean square: far more
@@ -57,12 +58,14 @@ class _Learner:
     Attributes:
         differentiate: (values, rows, key) -> ((loss, (K,) nll), gradients).
         gradients: accumulated since the last update; empty if there are none.
+        kept: those of a rank above 0, not yet added.
         stale: the model's copy of the values is an older one.
     """
 
     optimizer: AdamW
     differentiate: Callable[..., Any]
     gradients: Values = field(default_factory=dict)
+    kept: list[Values] = field(default_factory=list)
     stale: bool = False
 
 
@@ -82,6 +85,7 @@ class MlxTrainer(MlxModel, Trainer):
             recompute_layers(model, self._adapters)
         self._job, self._context = job, context
         self._learners: dict[str, _Learner] = {}
+        self._ring = Ring(context.world) if context.world.size > 1 else None
         self._checked = on_gpu()
 
     def add_learner(self, name: str, state: TrainState) -> None:
@@ -109,15 +113,22 @@ class MlxTrainer(MlxModel, Trainer):
         log_probs_T = np.zeros(batch.targets_T.shape, np.float32)
         for part, positions_K, key in self._parts(batch, seed):
             (_, nll_K), more = own.differentiate(own.optimizer.values, part, key)
-            own.gradients, own.stale = _added(own.gradients, more), True
-            mx.eval(nll_K, own.gradients)
+            own.stale = True
+            if self._context.world.leads:
+                own.gradients = more = _added(own.gradients, more)
+            else:
+                own.kept.append(more)
+            mx.eval(nll_K, more)
             log_probs_T[positions_K] = -np.array(nll_K)[: len(positions_K)]
         return log_probs_T
 
     def update(self, update: Update, learner: str) -> float:
         own = self._learners[learner]
-        sums = own.gradients or {n: mx.zeros_like(v) for n, v in own.optimizer.values.items()}
-        own.gradients = {}
+        if self._ring:
+            sums = self._ring.gather_sum(own.gradients, own.kept, own.optimizer.values)
+        else:
+            sums = own.gradients or {n: mx.zeros_like(v) for n, v in own.optimizer.values.items()}
+        self.discard(learner)
         gradients = {name: sums.pop(name) / update.total_weight for name in [*sums]}
         norm = global_norm(gradients)
         if math.isfinite(norm):
@@ -127,6 +138,10 @@ class MlxTrainer(MlxModel, Trainer):
 
     def discard(self, learner: str) -> None:
         self._learners[learner].gradients = {}
+        self._learners[learner].kept.clear()
+
+    def share(self, values_N: Doubles) -> Doubles:
+        return self._ring.share(values_N) if self._ring else values_N
 
     def state(self, learner: str) -> TrainState:
         return self._learners[learner].optimizer.state()

@@ -1,4 +1,5 @@
-"""The hook `vox_advise`: knobs that were measured to be fastest, and whether memory suffices.
+"""The plugin's hooks. `vox_advise`: knobs that were measured to be fastest, and whether memory
+suffices.
 
 `--tune refresh` measures here, before the run's first write, and keeps the result in the cache;
 `--tune use` takes what the cache has.
@@ -17,10 +18,11 @@ from vox_core.api.plans import (
     TrainSettings,
     fixed_micro_batch,
 )
-from vox_core.contract import Advice, Notice
+from vox_core.contract import Advice, LaunchJob, LaunchResult, Notice
 from vox_core.errors import PlanError
 from vox_core.hookspecs import hookimpl
 from vox_plan import tuning_cache
+from vox_plan.launch import launch
 from vox_plan.memory_forecast import MemoryForecast, forecast, refusal, shortage
 from vox_plan.report import PlanReport
 from vox_plan.tuning import search
@@ -50,6 +52,12 @@ def vox_advise(plan: RunPlan, tell: Tell) -> Advice:
         tuning=used.tuning if used else {},
         refusal=hopeless,
     )
+
+
+@hookimpl
+def vox_launch(job: LaunchJob) -> LaunchResult:
+    """Run a job's ranks on this machine."""
+    return launch(job)
 
 
 @hookimpl

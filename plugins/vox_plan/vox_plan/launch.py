@@ -7,6 +7,10 @@ print is kept for an error.
 The launcher trusts what a rank has recorded (`vox_core.cli.rank`). A rank that ends without a
 record has died, and one that has not beaten for `SILENCE` seconds hangs: it is killed, and the
 others get `GRACE` seconds to end by themselves. A launcher that dies takes its ranks with it.
+
+`torchrun` and `mlx` are what ranks of torch and of MLX need to find one another: variables. Neither
+torchrun nor mlx.launch is run. torchrun's agent listens on every interface, and unpickles what it
+receives there; mlx.launch exits with 0 if a rank has died.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,7 +32,6 @@ from typing import IO, Any
 from vox_core import errors
 from vox_core.contract import LaunchJob, LaunchResult
 from vox_core.errors import TrainingError, VoxError
-from vox_torch.ranks import RENDEZVOUS
 
 SILENCE = 15.0
 """Seconds without a beat after which a rank counts as hanging."""
@@ -37,6 +41,7 @@ GRACE_AT_START = 1.0
 """The same, if the failure is bad input, which every rank finds."""
 IMPATIENCE = 5.0
 """Seconds after a second signal until every rank is killed."""
+LOOPBACK = "127.0.0.1"
 _POLL = 0.1
 _STOPPED = 130
 _WORDS = 400
@@ -58,7 +63,7 @@ class _Rank:
         try:
             self.process = subprocess.Popen(
                 [*module, str(folder), str(alive), str(beats), *job.arguments],
-                env={**os.environ, **environ, "RANK": str(number)},
+                env={**os.environ, **environ, "RANK": str(number), "MLX_RANK": str(number)},
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -148,30 +153,14 @@ class _Rank:
 
 
 def launch(job: LaunchJob) -> LaunchResult:
-    """Start the ranks on this machine, with torchrun's variables.
-
-    torchrun itself is not run: its agent listens on every interface, and unpickles what it
-    receives there.
-    """
-    threads = max(1, len(os.sched_getaffinity(0)) // job.processes)
-    with tempfile.TemporaryDirectory(prefix="vox-rendezvous-") as folder:
-        variables = {
-            RENDEZVOUS: f"{folder}/store",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        }
-        return run_ranks(job, variables)
-
-
-def run_ranks(job: LaunchJob, variables: Mapping[str, str]) -> LaunchResult:
-    """Run a job's ranks on this machine, each with `variables` in its environment.
+    """Run a job's ranks on this machine.
 
     Raises:
         VoxError: what a rank has reported; T006, a rank has died or hangs.
     """
-    variables = {**variables, "WORLD_SIZE": str(job.processes)}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vox-ranks-")))
+        variables = _variables(job, folder)
         ranks = list[_Rank]()
         signals = stack.enter_context(_passed_on(ranks))
         for number in range(job.processes):
@@ -179,6 +168,29 @@ def run_ranks(job: LaunchJob, variables: Mapping[str, str]) -> LaunchResult:
             stack.callback(rank.close)
             ranks.append(rank)
         return _watched(ranks, signals)
+
+
+def _variables(job: LaunchJob, folder: Path) -> dict[str, str]:
+    """Return the variables of every rank. Temporary files of a killed rank go with `folder`."""
+    (folder / "temporary").mkdir()
+    threads = max(1, len(os.sched_getaffinity(0)) // job.processes)
+    variables = {
+        "TMPDIR": f"{folder}/temporary",
+        "WORLD_SIZE": str(job.processes),
+        "RENDEZVOUS_FILE": f"{folder}/store",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+    }
+    if job.launcher != "mlx":
+        return {**variables, "GLOO_SOCKET_IFNAME": "lo"}
+    places = [[f"{LOOPBACK}:{port}"] for port in _free_ports(job.processes)]
+    (folder / "hosts.json").write_text(json.dumps(places))
+    return {**variables, "MLX_HOSTFILE": f"{folder}/hosts.json"}
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]
 
 
 def _watched(ranks: list[_Rank], signals: Callable[[], float | None]) -> LaunchResult:
