@@ -101,6 +101,13 @@ class HookSpecs:
         """Start the ranks of a run by a launcher named in `launchers`, and wait until all of them
         have recorded their end; VoxError if one failed."""
 
+    @hookspec(firstresult=True)
+    def vox_write_job(  # type: ignore[empty-body]
+        self, kind: str, job: LaunchJob, settings: object, image: str | None
+    ) -> str:
+        """Write a job of a kind named in `job-formats` that runs a command elsewhere. `settings`
+        are the command's `TrainSettings`; `image` is a container image that has vox."""
+
     @hookspec
     def vox_advise(self, plan: object, tell: Callable[[str], None]) -> Advice:  # type: ignore[empty-body]
         """Advise on a planned run: notices, faster settings, or a refusal.

@@ -35,7 +35,7 @@ TRAIN_SECTIONS: dict[str, tuple[str, ...]] = {
         "Adapter": "adapter method rank alpha dropout targets modules_to_save",
         "Optimisation": "epochs max_steps batch_size micro_batch_tokens tune tune_budget "
         "gradient_checkpointing optimizer lr schedule warmup weight_decay clip seed",
-        "Processes": "processes launcher",
+        "Processes": "processes launcher emit image",
         "Run": "out eval_every plan_file config_file as_json",
         "Checkpoints": "save_every save_minutes save_epochs keep keep_every",
         "Stopping and resuming": "max_time patience load_best_at_end max_bad_steps resume "
@@ -52,10 +52,27 @@ PLAN_OPTION = click.Option(
 )
 
 
+JOB_OPTIONS = (
+    click.Option(
+        ["--emit"],
+        metavar="KIND",
+        help="Print a job that runs this command (slurm, kubernetes or skypilot) instead of "
+        "running it.",
+    ),
+    click.Option(["--image"], help="Container image that has vox, for --emit."),
+)
+
+
 @click.command(
     "train",
     cls=Command,
-    params=[files_argument(), *options_of(TrainSettings), PLAN_OPTION, json_option()],
+    params=[
+        files_argument(),
+        *options_of(TrainSettings),
+        PLAN_OPTION,
+        *JOB_OPTIONS,
+        json_option(),
+    ],
     sections=TRAIN_SECTIONS,
     epilog="Example: vox train train.jsonl --model smollm2-135m --out runs/first",
 )
@@ -66,6 +83,8 @@ def train(
     files: tuple[Path, ...],
     config_file: Path | None,
     plan_file: Path | None,
+    emit: str | None,
+    image: str | None,
     as_json: bool,
     **flags: Any,
 ) -> TrainReport:
@@ -77,6 +96,9 @@ def train(
     from vox_core.run.session import StoppedAtOnce
 
     settings = settings_from(TrainSettings, config_file, with_files(files, flags))
+    if emit:
+        click.echo(_emitted(emit, settings, image), nl=False)
+        ctx.exit()
     if settings.processes > 1 and world_of().size == 1:
         ctx.exit(_launched(settings))
     try:
@@ -110,6 +132,22 @@ def _launched(settings: TrainSettings) -> int:
         provider("launchers", settings.launcher), "vox_launch", job=job
     )
     return result.exit_code
+
+
+def _emitted(kind: str, settings: TrainSettings, image: str | None) -> str:
+    """Return the job that runs this command."""
+    flags, arguments = {"--emit": kind, "--image": image}, sys.argv[1:]
+    given = [
+        each
+        for before, each in zip(["", *arguments], arguments, strict=False)
+        if each.partition("=")[0] not in flags and flags.get(before) != each
+    ]
+    job = LaunchJob(tuple(given), settings.processes, settings.launcher)
+    plugin = provider("job-formats", kind)
+    text: str = call_hook(
+        plugin, "vox_write_job", kind=kind, job=job, settings=settings, image=image
+    )
+    return text
 
 
 def _stop(ctx: click.Context, how: str, run: Path) -> NoReturn:

@@ -297,6 +297,7 @@ POINTS = (
     "model-sources",
     "model-formats",
     "launchers",
+    "job-formats",
 )
 """Extension points of the core. Plugins may define further ones among themselves."""
 

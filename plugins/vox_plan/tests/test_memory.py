@@ -326,6 +326,7 @@ def test_every_part_of_a_small_llama() -> None:
         "transients": LOGITS + WORKING,
         "caches": 0,
         "reference": 0,
+        "kept": 0,
     }
     assert found.peak == sum(asdict(found).values())
 

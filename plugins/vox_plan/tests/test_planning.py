@@ -117,6 +117,18 @@ def test_a_run_is_planned_to_its_end_and_held_against_its_contract(tiny, setting
     assert caught.value.code == "VOX-P003"
 
 
+def test_processes_share_a_machine(tiny, settings):
+    """Each has the whole model; the chain and the broadcast of two send two gradients."""
+    model = tiny("llama")
+    one, two = (plan(settings(model, processes=n)) for n in (1, 2))
+    assert one.processes is None
+    gradient = 4 * one.adapter.trainable_parameters
+    assert (two.processes.count, two.processes.wire) == (2, gradient)
+    assert two.memory.parts == {**one.memory.parts, "kept": gradient}
+    assert two.processes.memory == 2 * two.memory.peak
+    assert two.memory.total == one.memory.total // 2
+
+
 def test_settings_that_save_memory_are_in_the_prediction(tiny, settings):
     model = tiny("llama")
     peaks = {

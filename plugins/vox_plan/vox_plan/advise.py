@@ -61,6 +61,14 @@ def vox_launch(job: LaunchJob) -> LaunchResult:
 
 
 @hookimpl
+def vox_write_job(kind: str, job: LaunchJob, settings: TrainSettings, image: str | None) -> str:
+    """Write a job that runs a command elsewhere."""
+    from vox_plan.jobs import write_job
+
+    return write_job(kind, job, settings, image)
+
+
+@hookimpl
 def vox_plan_run(
     settings: TrainSettings, backend_origin: Origin | None, progress: Progress | None, tell: Tell
 ) -> PlanReport:

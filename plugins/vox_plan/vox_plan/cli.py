@@ -38,7 +38,7 @@ _KEY = re.compile(r"[a-z]+(_[a-z]+)*")
 PRESET_SIZES = tuple(size * 10**9 for size in (8, 16, 24, 48, 80))
 SECTIONS = {
     **{
-        title: tuple(name for name in names if name != "plan_file")
+        title: tuple(name for name in names if name not in ("plan_file", "emit", "image"))
         for title, names in TRAIN_SECTIONS.items()
     },
     "Plan": ("memory", "measure"),
@@ -142,6 +142,13 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
         yield "  so far", f"{megabytes(report.memory.measured)}, in the steps that were measured"
     parts = report.memory.parts.items()
     yield from ((f"  {name}", megabytes(size)) for name, size in parts if size)
+    if processes := report.processes:
+        yield (
+            "processes",
+            f"{processes.count}, each with the memory above, on one machine: "
+            f"{megabytes(processes.memory)}",
+        )
+        yield "  on the wire", f"{megabytes(processes.wire)} from each in a step, on average"
     yield from _speed(report)
     yield "backend", report.backend.why.removeprefix("backend ")
     yield "model", _model(report)

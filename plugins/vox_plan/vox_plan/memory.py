@@ -142,6 +142,7 @@ class Demand:
         saved: tensor names of what is trained whole.
         caches: bytes of the KV caches of answers that are sampled at once.
         reference: bytes of the weights of models that score answers beside the trained one.
+        kept: bytes of gradients that a rank of several keeps until the update.
     """
 
     dtype: DType
@@ -156,6 +157,7 @@ class Demand:
     optimizer: Optimizer = "adamw"
     caches: int = 0
     reference: int = 0
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,7 @@ class Prediction:
             while activations are freed.
         caches: the KV caches of answers that are sampled at once.
         reference: the weights of models that score answers beside the trained one.
+        kept: the gradients of micro-batches that a rank of several keeps until the update.
     """
 
     runtime: int
@@ -184,6 +187,7 @@ class Prediction:
     transients: int
     caches: int = 0
     reference: int = 0
+    kept: int = 0
 
     @property
     def peak(self) -> int:
@@ -204,6 +208,7 @@ def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Pred
         transients=round(transients),
         caches=demand.caches,
         reference=demand.reference,
+        kept=demand.kept,
     )
 
 

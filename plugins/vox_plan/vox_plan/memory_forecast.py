@@ -8,6 +8,7 @@ quantisation, then no recomputing, then as many tokens as fit.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -67,7 +68,7 @@ class MemoryForecast:
     """The memory of one run.
 
     Args:
-        total, free: bytes of the device; None if unknown.
+        total, free: bytes of the device, or of each rank's share of it; None if unknown.
     """
 
     prediction: Prediction
@@ -94,12 +95,37 @@ class MemoryForecast:
 def forecast(run: RunPlan) -> MemoryForecast:
     """Predict the run as planned."""
     demand, device = _demand(run), _device(run)
+
+    def share(size: int | None) -> int | None:
+        return None if size is None else size // run.settings.processes
+
     return MemoryForecast(
         prediction=predict(_architecture(run), demand, _profile(run)),
         batch=demand.batch,
-        total=device.memory_bytes if device else None,
-        free=device.available_bytes if device else None,
+        total=share(device.memory_bytes) if device else None,
+        free=share(device.available_bytes) if device else None,
     )
+
+
+def gradient_bytes(run: RunPlan) -> int:
+    """Bytes of the gradients that ranks send: float32."""
+    return 4 * run.trained_elements
+
+
+def _kept(run: RunPlan) -> int:
+    """Bytes of what a rank keeps of an average step: a gradient for each of its micro-batches."""
+    if (processes := run.settings.processes) == 1:
+        return 0
+    documents, size = run.data.train, run.execution.micro_batch_tokens
+    tokens = documents.tokens * min(run.contract.batch_size, documents.groups) / documents.groups
+    if samples_answers(run):
+        tokens = _answers(run) * sum(_rollout(run))
+    return gradient_bytes(run) * math.ceil(math.ceil(tokens / size) / processes)
+
+
+def _of_each(run: RunPlan) -> str:
+    processes = run.settings.processes
+    return f" for each of {processes} processes" if processes > 1 else ""
 
 
 def samples_answers(run: RunPlan) -> bool:
@@ -182,7 +208,8 @@ def refusal(run: RunPlan, seen: MemoryForecast, *, resumed: bool) -> PlanError:
         where=run.execution.device,
         found=f"about {gigabytes(seen.prediction.peak)} predicted at the peak",
         expected=f"at most {gigabytes(round(OVERESTIMATE * seen.total))}: the device's "
-        f"{gigabytes(seen.total)}, and {OVERESTIMATE - 1:.0%} for the error of the prediction",
+        f"{gigabytes(seen.total)}{_of_each(run)}, and {OVERESTIMATE - 1:.0%} for the error of the "
+        "prediction",
         remedy=f"{_way_out(run, seen, resumed)}; --allow-overcommit trains all the same",
     )
 
@@ -192,6 +219,7 @@ def shortage(run: RunPlan, seen: MemoryForecast, *, resumed: bool) -> str | None
     if seen.fits is not False or seen.limit is None:
         return None
     where = f"{gigabytes(seen.limit)} {'free' if seen.free is not None else 'in all'}"
+    where += _of_each(run)
     return (
         f"memory may run out: about {gigabytes(seen.prediction.peak)} at the peak, and "
         f"{run.execution.device} has {where}; {_way_out(run, seen, resumed)}; see `vox plan`"
@@ -250,6 +278,7 @@ def _demand(run: RunPlan) -> Demand:
         optimizer=plan.contract.optimizer.name,
         caches=_caches(run),
         reference=_reference(run),
+        kept=_kept(run),
     )
 
 

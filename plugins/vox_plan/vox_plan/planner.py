@@ -25,6 +25,7 @@ from vox_plan.memory_forecast import (
     fitting,
     forecast,
     forecast_merge,
+    gradient_bytes,
     samples_answers,
     suggest,
 )
@@ -36,6 +37,7 @@ from vox_plan.report import (
     MergePlan,
     ModelPlan,
     PlanReport,
+    ProcessesPlan,
     StepPlan,
     Suggestion,
     Work,
@@ -142,7 +144,15 @@ def _report(
         versions=plans.versions(run.inputs.backend),
         audit={what: each.to_json() for what, each in run.data.audits.items()},
         chosen=tuple(rows.told()) if rows else (),
+        processes=_processes(run, seen.prediction.peak),
     )
+
+
+def _processes(run: RunPlan, peak: int) -> ProcessesPlan | None:
+    """All send 2 (N - 1) gradients together: the sum from rank to rank, and the total."""
+    if (count := run.settings.processes) == 1:
+        return None
+    return ProcessesPlan(count, count * peak, 2 * (count - 1) * gradient_bytes(run) // count)
 
 
 def _refused(error: VoxError | None) -> str | None:

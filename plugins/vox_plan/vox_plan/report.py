@@ -100,6 +100,21 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessesPlan:
+    """Processes that share each step.
+
+    Args:
+        count: of them.
+        memory: bytes of all of them.
+        wire: bytes that each sends in a step, on average.
+    """
+
+    count: int
+    memory: int
+    wire: int
+
+
+@dataclass(frozen=True, slots=True)
 class MergePlan:
     """Needs of `vox merge`: the machine's memory, and disk space.
 
@@ -192,6 +207,7 @@ class PlanReport:
         writes: names in the run folder.
         warnings: what train would warn of, the audit of the masks included; the audit's errors
             refuse a plan as they refuse a run.
+        processes: None for a run of one. `memory` is that of each, of its share of the device.
         refused: why train would refuse the run, as more memory is needed than there is.
         settings: every one in force.
         exact: what `vox train --plan` holds the run against; None where no run can be made of
@@ -227,4 +243,5 @@ class PlanReport:
     audit: dict[str, Any] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
     refused: str | None = None
+    processes: ProcessesPlan | None = None
     format: str = PLAN_FORMAT
