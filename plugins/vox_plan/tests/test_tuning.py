@@ -32,10 +32,9 @@ from vox_core.run.run_plan import RunPlan, plan_run, with_advice
 from vox_core.run.session import StoppedAtOnce, StopSignal
 from vox_core.run.train import train
 from vox_plan import stopwatch, tuning, tuning_cache
-from vox_plan.advise import cached
 from vox_plan.planner import plan
 from vox_plan.stopwatch import ALONE, Stopwatch, Timing
-from vox_plan.tuning_cache import Tuned
+from vox_plan.tuning_cache import Tuned, cached
 from vox_torch import profile as knobs
 from vox_torch.forward import Together
 from vox_torch.layout import Scores

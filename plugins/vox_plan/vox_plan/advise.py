@@ -16,17 +16,17 @@ from vox_core.api.plans import (
     RunPlan,
     Tell,
     TrainSettings,
-    fixed_micro_batch,
 )
 from vox_core.contract import Advice, LaunchJob, LaunchResult, Notice
 from vox_core.errors import PlanError
 from vox_core.hookspecs import hookimpl
-from vox_plan import tuning_cache
+from vox_plan import planner, tuning_cache
+from vox_plan.jobs import write_job
 from vox_plan.launch import launch
 from vox_plan.memory_forecast import MemoryForecast, forecast, refusal, shortage
 from vox_plan.report import PlanReport
 from vox_plan.tuning import search
-from vox_plan.tuning_cache import Tuned
+from vox_plan.tuning_cache import Tuned, cached, tunable
 
 
 @hookimpl
@@ -37,7 +37,7 @@ def vox_advise(plan: RunPlan, tell: Tell) -> Advice:
         VoxError: with `--tune refresh`: the device cannot hold the run (P004), it cannot be carried
             out as planned, or the cache cannot be written.
     """
-    if _tunable(plan) and plan.settings.tune == "refresh":
+    if tunable(plan) and plan.settings.tune == "refresh":
         if hopeless := _refusal(plan, forecast(plan)):  # measuring takes steps
             raise hopeless
         tuned = search(plan, plan.settings, tell)
@@ -63,8 +63,6 @@ def vox_launch(job: LaunchJob) -> LaunchResult:
 @hookimpl
 def vox_write_job(kind: str, job: LaunchJob, settings: TrainSettings, image: str | None) -> str:
     """Write a job that runs a command elsewhere."""
-    from vox_plan.jobs import write_job
-
     return write_job(kind, job, settings, image)
 
 
@@ -73,24 +71,7 @@ def vox_plan_run(
     settings: TrainSettings, backend_origin: Origin | None, progress: Progress | None, tell: Tell
 ) -> PlanReport:
     """Plan a run for `vox.plan`."""
-    from vox_plan.planner import plan
-
-    return plan(settings, backend_origin=backend_origin, progress=progress, tell=tell)
-
-
-def cached(plan: RunPlan) -> Tuned | None:
-    """Return the cached tuning for this run; None if there is none, or the run cannot be tuned."""
-    if not _tunable(plan):
-        return None
-    tuned = tuning_cache.load(tuning_cache.cache_key(plan, plan.settings))
-    if tuned and fixed_micro_batch(plan.settings, plan.execution):
-        return replace(tuned, micro_batch_tokens=plan.execution.micro_batch_tokens)
-    return tuned
-
-
-def _tunable(plan: RunPlan) -> bool:
-    """Not a run that goes on, nor one that follows a pinned plan."""
-    return plan.fresh and plan.pinned is None and plan.settings.tune != "ignore"
+    return planner.plan(settings, backend_origin=backend_origin, progress=progress, tell=tell)
 
 
 def _with(tuned: Tuned, plan: RunPlan) -> RunPlan:

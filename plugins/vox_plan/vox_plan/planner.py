@@ -16,7 +16,6 @@ from vox_core.api.files import free_space
 from vox_core.api.plans import Origin, Progress, RunPlan, Tell, TrainSettings, folder
 from vox_core.contract import SFT
 from vox_core.errors import ConfigError, VoxError
-from vox_plan.advise import cached
 from vox_plan.memory import WorstCase
 from vox_plan.memory_forecast import (
     MemoryForecast,
@@ -43,7 +42,7 @@ from vox_plan.report import (
     Work,
 )
 from vox_plan.stopwatch import Measured, measure, speed
-from vox_plan.tuning_cache import Tuned
+from vox_plan.tuning_cache import Tuned, cached
 
 _OWN_KEYS = ("selection", "data", "valid", "audit")
 """Keys of `preflight.json` that have a field of their own in a plan."""

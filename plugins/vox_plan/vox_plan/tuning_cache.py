@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +122,18 @@ def _trained(plan: ExecutionPlan) -> dict[str, Any]:
 
 def _file(folder: Path, key: str) -> Path:
     return folder / f"{key}.json"
+
+
+def cached(plan: RunPlan) -> Tuned | None:
+    """Return the cached tuning for this run; None if there is none, or the run cannot be tuned."""
+    if not tunable(plan):
+        return None
+    tuned = load(cache_key(plan, plan.settings))
+    if tuned and fixed_micro_batch(plan.settings, plan.execution):
+        return replace(tuned, micro_batch_tokens=plan.execution.micro_batch_tokens)
+    return tuned
+
+
+def tunable(plan: RunPlan) -> bool:
+    """Not a run that goes on, nor one that follows a pinned plan."""
+    return plan.fresh and plan.pinned is None and plan.settings.tune != "ignore"
