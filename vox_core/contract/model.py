@@ -13,7 +13,7 @@ Shape legend: T tokens of a batch, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
@@ -178,6 +178,10 @@ class Trainer(Model):
             TrainingError: T002, out of memory.
         """
 
+    def accumulate_all(self, calls: Sequence[tuple[Batch, int, str, Weigh | None]]) -> list[Floats]:
+        """`accumulate` for several learners, whose tokens may share the base's computation."""
+        return [self.accumulate(*call) for call in calls]
+
     @abstractmethod
     def update(self, update: Update, learner: str) -> float:
         """Divide, clip and apply what was accumulated, and forget it.
@@ -238,8 +242,7 @@ class RowByRow(Model):
     def _last_logits(self, tokens: list[int], adapter: str | None) -> Floats:
         import numpy as np
 
-        logits_TV = self.logits(np.array(tokens, np.int64), adapter)
-        logits_V: Floats = logits_TV[-1]
+        logits_V: Floats = self.logits(np.array(tokens, np.int64), adapter)[-1]
         return logits_V
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from dataclasses import replace
 
@@ -91,6 +92,47 @@ def test_three_learners_in_turn_are_each_alone(tiny, family, fields, saved):
     for index, (state, told) in enumerate(alone):
         assert losses([turn[index] for turn in events]) == losses(told)
         assert_same(learners[index].state(), state)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "saved", "shared"),
+    [
+        ("llama", {}, (), True),
+        ("gpt2", {}, (), True),
+        ("llama", {"dropout": 0.2}, (), False),
+        ("llama", {"method": "dora"}, (), False),
+        ("llama", {}, ("model.norm.weight",), False),
+    ],
+)
+def test_learners_in_one_pass_have_the_gradients_of_their_own(tiny, family, fields, saved, shared):
+    """Of other ranks and modules, and of the head."""
+    folder = tiny(family)
+    some = ("q_proj", "down_proj", "lm_head") if family == "llama" else ("c_attn",)
+    shapes = [{"rank": 4}, {"rank": 2, "targets": some}, {"targets": ("all-linear",)}]
+    trainer, _ = open_trainer(folder, plan(folder, **fields))
+    names = ["a", "b", "c"]
+    for seed, (name, shape) in enumerate(zip(names, shapes, strict=True)):
+        made = plan(folder, **{**fields, **shape})
+        trainer.add_learner(name, stirred(begun(folder, made, seed, saved)))
+    batches = [batch(documents(count, seed=count)) for count in (1, 3, 2)]
+    calls = [(each, 5, name, None) for each, name in zip(batches, names, strict=True)]
+    calls[2] = (*calls[2][:3], lambda log_probs_T: np.where(batches[2].scored_T, log_probs_T, 0))
+
+    def gradients(log_probs):
+        masters = [trainer._learners[name]._masters for name in names]
+        found = [[m.grad.clone().numpy() for m in own] for own in masters]
+        for name in names:
+            trainer.discard(name)
+        return [*log_probs, *itertools.chain(*found)]
+
+    alone = gradients([trainer.accumulate(*call) for call in calls])
+    passes = []
+    trainer._loss.body = lambda joined, own=trainer._loss.body: passes.append(1) or own(joined)
+    together = gradients(trainer.accumulate_all(calls))
+    assert bool(passes) == shared
+    for one, other in zip(together, alone, strict=True):
+        # float32 sums of other blocks of rows
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6 * np.abs(other).max())
 
 
 def test_the_base_is_in_memory_once_and_a_removed_learner_is_not(tiny):

@@ -89,31 +89,45 @@ class Together:
         self, batch: Batch, scale: float = 1.0, weigh: Weigh | None = None
     ) -> tuple[torch.Tensor, Scores]:
         laid = end_to_end(batch, self._device)
-        out = self._body_output(laid)
-        scored, chosen_K = laid.scored, laid.chosen_K
+        return self.head(self._body_output(laid), batch, laid.scored, scale, weigh)
+
+    def body(self, batch: Batch) -> torch.Tensor:
+        """Return (T, H), the hidden states before the head."""
+        return self._body_output(end_to_end(batch, self._device))
+
+    def head(
+        self,
+        hidden_TH: torch.Tensor,
+        batch: Batch,
+        scored: Scored,
+        scale: float = 1.0,
+        weigh: Weigh | None = None,
+    ) -> tuple[torch.Tensor, Scores]:
+        """Return loss and log-probabilities from what `body` returned, as `__call__` does."""
+        chosen_K = on(self._device, scored.positions_K)
         parameters = self._above() if torch.is_grad_enabled() else []
         if weigh is not None and not parameters and scored.targets_K.ndim == 1:
-            nll_K = self._head_loss.nll(_chosen(out, chosen_K), scored)
+            nll_K = self._head_loss.nll(hidden_TH.index_select(0, chosen_K), scored)
             return _weighed(nll_K, scored, weigh, len(batch.tokens_T), scale)
         if weigh is not None:
-            log_probs_K = self._head_loss.log_probs(_chosen(out, chosen_K), scored)
+            log_probs_K = self._head_loss.log_probs(hidden_TH.index_select(0, chosen_K), scored)
             weights_T = weigh(Scores(scored.positions_K, log_probs_K).spread(len(batch.tokens_T)))
             scored = scored_of(replace(batch, weights_T=weights_T), self._device)
             chosen_K = on(self._device, scored.positions_K)
-        hidden_KH = _chosen(out, chosen_K)
+        hidden_KH = hidden_TH.index_select(0, chosen_K)
         loss, log_probs_K = self._head_loss(hidden_KH, scored.scaled(scale), parameters)
         return loss, Scores(scored.positions_K, log_probs_K)
 
     def log_probs(self, batch: Batch) -> Scores:
         """Return log p(target) where `batch.scored_T`, in float32 or wider."""
         laid = end_to_end(batch, self._device)
-        hidden_KH = _chosen(self._body_output(laid), laid.chosen_K)
+        hidden_KH = self._body_output(laid).index_select(0, laid.chosen_K)
         return Scores(laid.scored.positions_K, self._head_loss.log_probs(hidden_KH, laid.scored))
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """Return (K, H) before the head, at the scored positions."""
         laid = end_to_end(batch, self._device)
-        return _chosen(self._body_output(laid), laid.chosen_K)
+        return self._body_output(laid).index_select(0, laid.chosen_K)
 
     def _above(self) -> list[nn.Parameter]:
         """Return the trained parameters of the head, a tied one included, and of what else is
@@ -124,7 +138,8 @@ class Together:
         below -= {id(p) for p in self._model.get_output_embeddings().parameters()}
         return [p for p in found if id(p) not in below]
 
-    def _body_output(self, laid: EndToEnd) -> Any:
+    def _body_output(self, laid: EndToEnd) -> torch.Tensor:
+        """Return (T, H)."""
         with _watched(self._body, keep=0) as seen:
             self._model(
                 input_ids=laid.tokens_1T,
@@ -135,7 +150,8 @@ class Together:
         self.windows = laid.extents.windows
         out = _only_one(seen)
         self._output = type(out)
-        return out
+        hidden_TH: torch.Tensor = out.last_hidden_state.flatten(0, 1)
+        return hidden_TH
 
     def logits(self, hidden_1CH: torch.Tensor) -> torch.Tensor:
         """Return (1, C, V) from the model's own forward, which scales and caps logits as the family

@@ -4,14 +4,16 @@
     gradient_in_forward   a loss by chunks: the gradient of each is taken at once
     CausalAttention       softmax(scale Q K^T) V, on a CPU in half precision
     LoraLinear            x W^T + scale * (x A^T) B^T, saving only x
+    LoraLinears           the same, with an adapter for each stretch of tokens
     FrozenLinear          x W^T for a W that is dequantised on each use
     BlockLinear           the same, a block of W's rows at a time
 
 This module imports torch; import it lazily.
 
-Shape legend: X tokens, I input features, O output features, R rank, K scored positions, C
-positions of a chunk, M targets of a position, H hidden size, V vocabulary. In attention: H heads,
-J key heads, G heads of a key head, L tokens of a document, N queries, M keys, D features of a head.
+Shape legend: X tokens, P tokens of one adapter, I input features, O output features, R rank,
+K scored positions, C positions of a chunk, M targets of a position, H hidden size, V vocabulary. In
+attention: H heads, J key heads, G heads of a key head, L tokens of a document, N queries, M keys,
+D features of a head.
 """
 
 from __future__ import annotations
@@ -270,6 +272,51 @@ class LoraLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             gradient_x = scaled(gB_XR, A_RI, ctx.scale).addmm_(g_XO, ctx.weight())
         return gradient_x, gradient_A, gradient_B, None, None, None
+
+
+class LoraLinears(torch.autograd.Function):
+    """`LoraLinear` with an adapter for each stretch of tokens; all share the product with the base.
+    A stretch without an adapter has matrices of rank 0."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_XI: torch.Tensor,
+        weight: Weight,
+        bias_O: torch.Tensor | None,
+        shares: Sequence[tuple[int, float]],
+        *matrices: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x_XI, *matrices)
+        ctx.weight, ctx.shares = weight, shares
+        updates = [
+            scaled(x_PI @ A_RI.T, B_OR.T, scale)
+            for x_PI, scale, A_RI, B_OR in _by_share(shares, matrices, x_XI)
+        ]
+        y_XO = torch.cat(updates).addmm_(x_XI, weight().T)
+        return y_XO if bias_O is None else y_XO.add_(bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, g_XO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_XI, *matrices = ctx.saved_tensors
+        updates, gradients = [], []
+        for x_PI, g_PO, scale, A_RI, B_OR in _by_share(ctx.shares, matrices, x_XI, g_XO):
+            gB_PR = g_PO @ B_OR
+            updates.append(scaled(gB_PR, A_RI, scale))
+            gradients += [(gB_PR.T @ x_PI) * scale, (g_PO.T @ (x_PI @ A_RI.T)) * scale]
+        gradient_x = None
+        if ctx.needs_input_grad[0]:
+            gradient_x = torch.cat(updates).addmm_(g_XO, ctx.weight())
+        return gradient_x, None, None, None, *gradients
+
+
+def _by_share(
+    shares: Sequence[tuple[int, float]], matrices: Sequence[torch.Tensor], *of_all: torch.Tensor
+) -> Iterator[tuple[Any, ...]]:
+    """Yield for each adapter its tokens of each array, its scale, A and B."""
+    counts, scales = zip(*shares, strict=True)
+    parts = (each.split(counts) for each in of_all)
+    return zip(*parts, scales, matrices[::2], matrices[1::2], strict=True)
 
 
 def scaled(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:

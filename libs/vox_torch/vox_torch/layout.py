@@ -148,6 +148,16 @@ def end_to_end(batch: Batch, device: str) -> EndToEnd:
     )
 
 
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return the documents of several batches, with nothing to score."""
+    import numpy as np
+
+    tokens_T = np.concatenate([each.tokens_T for each in batches])
+    first = np.cumsum([0, *(len(each.tokens_T) for each in batches[:-1])])
+    starts_D = np.concatenate([n + each.starts_D for n, each in zip(first, batches, strict=True)])
+    return Batch(tokens_T, tokens_T, np.zeros(len(tokens_T), np.float32), starts_D)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """Some documents of a batch, and the positions (int64) that they have there."""

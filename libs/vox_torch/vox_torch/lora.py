@@ -2,14 +2,16 @@
 
 PEFT defines structure and names; only layers that compute exactly `x W^T + scale * (x A^T) B^T` get
 another forward. Layers with dropout or DoRA, and those whose base is no plain linear layer, keep
-PEFT's. Generation has a forward of its own (lora_rows.py).
+PEFT's. Several adapters, each with tokens of its own, can share the product with the base
+(`sharing`). Generation has a forward of its own (lora_rows.py).
 
 Shape legend: X tokens, I input features, O output features, R rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +98,65 @@ def _forward(
     return y_XO.view(*x.shape[:-1], y_XO.shape[-1])
 
 
+def can_share(model: nn.Module, keys: Sequence[str | None]) -> bool:
+    """Whether `sharing` can compute adapters of these PEFT names: all of their layers are fused,
+    and they have no whole modules."""
+    from peft.utils import ModulesToSaveWrapper
+
+    if None in keys:
+        return False
+    wrappers = (each for each in model.modules() if isinstance(each, ModulesToSaveWrapper))
+    return not any(key in each.modules_to_save for each in wrappers for key in keys) and not any(
+        key in layer.lora_A and _reason_why_not(layer, str(key))
+        for layer in _layers(model).values()
+        for key in keys
+    )
+
+
+@contextmanager
+def sharing(
+    model: nn.Module, shares: Sequence[tuple[str, int]]
+) -> Iterator[dict[nn.Parameter, torch.Tensor]]:
+    """Compute with several adapters within the context, backward pass included.
+
+    Args:
+        shares: PEFT's names in the order of their tokens, each with its number of tokens.
+
+    Yields:
+        Parameter -> the leaf that gets its gradient.
+    """
+    leaves: dict[nn.Parameter, torch.Tensor] = {}
+
+    def matrices(layer: Any, key: str) -> tuple[torch.Tensor, torch.Tensor]:
+        base = layer.base_layer.weight
+        if key not in layer.lora_A:
+            return base.new_empty(0, layer.in_features), base.new_empty(layer.out_features, 0)
+        A, B = layer.lora_A[key].weight, layer.lora_B[key].weight
+        leaves.update((each, each.detach().requires_grad_()) for each in (A, B))
+        return leaves[A], leaves[B]
+
+    forwards: dict[nn.Module, Any] = {}
+    for layer in _layers(model).values():
+        given = [each for key, _ in shares for each in matrices(layer, key)]
+        scales = [(count, layer.scaling.get(key, 0.0)) for key, count in shares]
+        forwards[layer] = partial(_shared, layer.base_layer, scales, given)
+    with replaced_forwards(forwards):
+        yield leaves
+
+
+def _shared(
+    base: Any,
+    shares: Sequence[tuple[int, float]],
+    matrices: Sequence[torch.Tensor],
+    x: torch.Tensor,
+) -> torch.Tensor:
+    from vox_torch.functions import LoraLinears
+
+    x_XI = x.reshape(-1, x.shape[-1])
+    y_XO = LoraLinears.apply(x_XI, weight_of(base), base.bias, shares, *matrices)
+    return y_XO.view(*x.shape[:-1], y_XO.shape[-1])
+
+
 def plus_product(layer: nn.Module, y_XO: torch.Tensor, x_XI: torch.Tensor) -> torch.Tensor:
     """Return `y + x W^T` with the layer's weight, rounded once."""
     import torch
@@ -114,3 +175,19 @@ def weight_of(layer: nn.Module) -> Callable[[], torch.Tensor]:
     if isinstance(layer, Conv1D):
         return lambda: layer.weight.T
     return lambda: layer.weight
+
+
+@contextmanager
+def replaced_forwards(replaced: Mapping[nn.Module, Any]) -> Iterator[None]:
+    """Give modules another forward within the context."""
+    before = {module: vars(module).get("forward") for module in replaced}
+    try:
+        for module, forward in replaced.items():
+            vars(module)["forward"] = forward
+        yield
+    finally:
+        for module, own in before.items():
+            if own is None:
+                del vars(module)["forward"]
+            else:
+                vars(module)["forward"] = own

@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vox_torch.arrays import at_least_float32
-from vox_torch.lora import plus_product, weight_of
+from vox_torch.lora import plus_product, replaced_forwards, weight_of
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +144,7 @@ class RowAdapters:
         for wrapper in self._wrappers:
             whole = dict(wrapper.modules_to_save)
             forwards[wrapper] = whole.get(name, wrapper.original_module)
-        with _forwards(forwards):
+        with replaced_forwards(forwards):
             yield
 
     def _found(self) -> dict[nn.Module, bool]:
@@ -212,19 +212,3 @@ def _gain(layer: Any, name: str, A_RI: torch.Tensor, scaled_OR: torch.Tensor) ->
     magnitude_O = at_least_float32(layer.lora_magnitude_vector[name].weight.detach())
     norms_O = torch.addmm(at_least_float32(W_OI), scaled_OR, A_RI).norm(dim=1)
     return (magnitude_O / norms_O).to(W_OI.dtype)
-
-
-@contextmanager
-def _forwards(replaced: Mapping[nn.Module, Any]) -> Iterator[None]:
-    """Give modules another forward within the context."""
-    before = {module: vars(module).get("forward") for module in replaced}
-    try:
-        for module, forward in replaced.items():
-            vars(module)["forward"] = forward
-        yield
-    finally:
-        for module, own in before.items():
-            if own is None:
-                del vars(module)["forward"]
-            else:
-                vars(module)["forward"] = own

@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from vox_core.contract import (
     Batch,
@@ -26,10 +26,11 @@ from vox_core.contract import (
     Weigh,
 )
 from vox_torch.base import load_base
+from vox_torch.forward import Loss, Padded, Together
 from vox_torch.inject import Adapters, require_every_weight
-from vox_torch.layout import Part, Scores, halves, in_rows, whole
+from vox_torch.layout import Part, Scores, halves, in_rows, joined, scored_of, whole
 from vox_torch.load import SMALLER, TorchModel
-from vox_torch.lora import fuse
+from vox_torch.lora import can_share, fuse, sharing
 from vox_torch.memory import Shortage, give_back
 from vox_torch.optimizer import MasterAdamW
 from vox_torch.profile import DeviceProfile, set_threads, wants_rows
@@ -42,8 +43,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from vox_core.contract import Doubles, Floats
-    from vox_torch.forward import Loss
     from vox_torch.reference_check import Reference
+
+Found = TypeVar("Found")
+Accumulate: TypeAlias = "tuple[Batch, int, str, Weigh | None]"
+"""Arguments of `accumulate`."""
 
 _NOT_FAST = (
     "vox's own functions do not compute this model as transformers does: {fault}. This run uses "
@@ -86,8 +90,6 @@ class TorchTrainer(TorchModel, Trainer):
             if self._loss is None:
                 self._loss = self._checked_fast_path(parameters)
             if self._loss is None:
-                from vox_torch.forward import Padded
-
                 del parameters  # of the model that is freed
                 parameters = self._attach_again(name, state)
                 self._loss = Padded(self._adapters.base, self._device)
@@ -120,6 +122,14 @@ class TorchTrainer(TorchModel, Trainer):
         if once.weights_T is None:
             once(self.log_probs(batch, learner, seed))
         return self.accumulate(replace(batch, weights_T=once.weights_T), seed, learner)
+
+    def accumulate_all(self, calls: Sequence[Accumulate]) -> list[Floats]:
+        if self._can_share([learner for _, _, learner, _ in calls]):
+            calls = [(*call, weigh and _Once(weigh)) for *call, weigh in calls]
+            found = self._attempt(partial(self._gradients, calls))
+            if found is not None:
+                return found
+        return super().accumulate_all(calls)
 
     def log_probs(
         self, batch: Batch, adapter: str | None = None, seed: int | None = None
@@ -215,8 +225,6 @@ class TorchTrainer(TorchModel, Trainer):
 
     def _parts(self, batch: Batch) -> list[Part]:
         """Split a batch as far as layout and memory need it."""
-        from vox_torch.forward import Padded
-
         parts = [whole(batch)]
         if self._plan.packing == "end-to-end" and isinstance(self._loss, Padded):
             parts = in_rows(batch, self._plan.micro_batch_tokens)
@@ -239,7 +247,7 @@ class TorchTrainer(TorchModel, Trainer):
             pending = rest
         return log_probs_T
 
-    def _attempt(self, compute: Callable[[], Scores]) -> Scores | None:
+    def _attempt(self, compute: Callable[[], Found]) -> Found | None:
         """Return the result of `compute`; None after the first out-of-memory.
 
         Raises:
@@ -281,6 +289,40 @@ class TorchTrainer(TorchModel, Trainer):
                 break
         optimizer.collect(1 / scale)
         return scores
+
+    def _can_share(self, learners: Sequence[str]) -> bool:
+        """Whether the base can compute batches of several learners in one pass."""
+        alone = len({*learners}) < max(2, len(learners)) or self._ranks or self._memory.met
+        if alone or len(self._scales) > 1 or not isinstance(self._loss, Together):
+            return False
+        return can_share(self._adapters.base, [self._adapters.key(each) for each in learners])
+
+    def _gradients(self, calls: Sequence[Accumulate]) -> list[Floats]:
+        """Add the gradients of several learners. Each computes its own head and low-rank products;
+        the products with the base's body are those of all tokens."""
+        loss, body = self._loss, self._adapters.base.base_model
+        assert isinstance(loss, Together)
+        batches, _, learners, weighs = zip(*calls, strict=True)
+        counts = [len(each.tokens_T) for each in batches]
+        keys = [str(self._adapters.key(each)) for each in learners]
+        self._set_up(learners[0], documents=True, dropout=True)
+        found = []
+        with sharing(body, list(zip(keys, counts, strict=True))) as leaves:
+            hidden_TH = loss.body(joined(batches))
+            leaf_TH = hidden_TH.detach().requires_grad_()
+            parts = zip(learners, batches, weighs, leaf_TH.split(counts), strict=True)
+            for learner, batch, weigh, own_TH in parts:
+                self._select(learner, dropout=True)
+                scored = scored_of(batch, self._device)
+                of_batch, scores = loss.head(own_TH, batch, scored, weigh=weigh)
+                of_batch.backward()
+                found.append(scores.spread(len(batch.tokens_T)))
+            hidden_TH.backward(leaf_TH.grad)
+        for parameter, leaf in leaves.items():
+            parameter.grad = leaf.grad
+        for learner in learners:
+            self._learners[learner].collect(1.0)
+        return found
 
 
 class _Once:

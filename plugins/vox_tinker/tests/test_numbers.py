@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,22 +146,38 @@ def test_dpo_of_the_client_is_the_dpo_of_vox(
     assert difference**0.5 < 1e-5 * sum(float((v**2).sum()) for v in vox_own.values()) ** 0.5
 
 
-def test_two_clients_get_the_numbers_that_each_gets_alone(
+def test_four_clients_get_the_numbers_that_each_gets_alone(
     service: tinker.ServiceClient, runs: Path
 ) -> None:
-    def made(rank: int, seed: int) -> tinker.TrainingClient:
-        return service.create_lora_training_client("tiny", rank=rank, seed=seed).result()
+    """Losses, log-probabilities and adapters, bit for bit on this model."""
+    work: list[tuple[int, list[types.Datum], types.LossFnType]] = [
+        (2, DATA, "cross_entropy"),
+        (8, [sampled(1, 9)], "ppo"),
+        (4, [sampled(2, 30), sampled(3, 5)], "importance_sampling"),
+        (4, DATA[:1], "cross_entropy"),
+    ]
 
-    together, alone = [made(2, 5), made(8, 6)], [made(2, 5), made(8, 6)]
-    waiting = []
-    for _ in range(3):
-        for client in together:
-            waiting += [client.forward_backward(DATA, "cross_entropy"), client.optim_step(ADAM)]
-    for each in waiting:
-        each.result()
+    def made() -> list[tinker.TrainingClient]:
+        shapes = ((rank, seed) for seed, (rank, _, _) in enumerate(work))
+        making = [service.create_lora_training_client("tiny", r, seed=s) for r, s in shapes]
+        return [each.result() for each in making]
+
+    def trained(clients: Sequence[tinker.TrainingClient], wait: bool) -> list[object]:
+        waiting = []
+        for client, (_, data, loss) in zip(clients, work, strict=True):
+            for _ in range(4):
+                passed, stepped = client.forward_backward(data, loss), client.optim_step(ADAM)
+                waiting.append((passed, stepped))
+                if wait:
+                    stepped.result()
+        found = [(passed.result(), stepped.result().metrics) for passed, stepped in waiting]
+        return [
+            (p.metrics, metrics, [each["logprobs"].tolist() for each in p.loss_fn_outputs])
+            for p, metrics in found
+        ]
+
+    together, alone = made(), made()
+    assert trained(together, wait=False) == trained(alone, wait=True)
     for client, other in zip(together, alone, strict=True):
-        for _ in range(3):
-            other.forward_backward(DATA, "cross_entropy").result()
-            other.optim_step(ADAM).result()
         ours, expected = adapter_of(client, runs), adapter_of(other, runs)
         assert all(np.array_equal(ours[name], expected[name]) for name in expected)

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tinker import types
 
 from vox_tinker.checkpoints import Kind, Record, Shape, state_folder
-from vox_tinker.futures import Answer, Refused, outcome
+from vox_tinker.futures import Answer, Refused, failure, outcome
 from vox_tinker.journal import Journal, Kept, digest_of
 from vox_tinker.training import Training, planned, saved_state
 from vox_tinker.wire import read_json, read_pass
@@ -31,7 +31,9 @@ from vox_tinker.wire import read_json, read_pass
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from vox_tinker.engine import Steps
     from vox_tinker.sessions import Served, Sessions
+    from vox_tinker.training import Passing
 
 IDLE_SECONDS = 1800.0
 """After this time without a heartbeat, which the SDK sends every 10 s, a session's training clients
@@ -42,6 +44,8 @@ OUT_OF_ORDER = 4096
 """How far `seq_id` may run ahead of the next one."""
 _REPEATED = {"create_model", "load_weights", "forward_backward", "optim_step"}
 """Requests that are computed again after a restart although their results are known."""
+_PASSES = {"forward", "forward_backward"}
+Computed: TypeAlias = "Answer | Passing[Answer]"
 log = logging.getLogger("vox_tinker")
 
 
@@ -128,7 +132,7 @@ class Clients:
             if idle and all(each.answer for each in self._journal.since(model_id)):
                 del self._clients[model_id]
                 if client.training:
-                    client.served.engine.run(client.training.close)
+                    client.served.engine.run(client.training.close, model_id)
 
     def info(self, model_id: str) -> types.GetInfoResponse:
         client = self.client(model_id)
@@ -174,7 +178,7 @@ class Clients:
                 )
             if point is not None:
                 client = self._clients[model_id] = Client(served, record, next=point + 1)
-                served.engine.run(partial(self._resume, client, point))
+                served.engine.run(partial(self._resume, client, point), model_id)
         self._opening.add(model_id)
         try:
             for each in kept:
@@ -303,7 +307,7 @@ class Clients:
         )
 
     def _accept(
-        self, model_id: str, seq_id: int | None, sent: Sent, compute: Callable[[Training], Answer]
+        self, model_id: str, seq_id: int | None, sent: Sent, compute: Callable[[Training], Computed]
     ) -> types.UntypedAPIFuture:
         """Queue a request of a training client, in its order.
 
@@ -311,7 +315,7 @@ class Clients:
             Refused: there is no such client, or the number is taken by another request.
         """
 
-        def of_training(client: Client) -> Answer:
+        def of_training(client: Client) -> Computed:
             if client.training is None:
                 why = client.fault or f"the training client {model_id!r} was not made"
                 raise Refused(why)
@@ -323,10 +327,9 @@ class Clients:
         return self._queue(client, seq_id, sent, of_training)
 
     def _queue(
-        self, client: Client, seq_id: int, sent: Sent, compute: Callable[[Client], Answer]
+        self, client: Client, seq_id: int, sent: Sent, compute: Callable[[Client], Computed]
     ) -> types.UntypedAPIFuture:
         model_id = client.record.model_id
-        request_id = f"{model_id}:{seq_id}"
         kept = self._journal.find(model_id, seq_id)
         if kept is not None and kept.digest != sent.digest:
             raise Refused(
@@ -336,21 +339,53 @@ class Clients:
         if seq_id >= client.next and seq_id not in client.waiting:
             if kept is None:
                 self._journal.add(model_id, seq_id, sent.verb, sent.digest, sent.body)
-            if kept is not None and kept.answer:
-                self.futures.put(request_id, kept.answer)
-                client.waiting[seq_id] = partial(self._repeat, client, kept, compute)
-            else:
-                self.futures.create(request_id)
-                client.waiting[seq_id] = partial(self._compute, client, seq_id, compute)
-        while job := client.waiting.pop(client.next, None):
-            client.served.engine.run(job)
+            client.waiting[seq_id] = self._job(client, seq_id, sent.verb, kept, compute)
+        while start := client.waiting.pop(client.next, None):
+            start()
             client.next += 1
-        return types.UntypedAPIFuture(request_id=request_id, model_id=model_id)
+        return types.UntypedAPIFuture(request_id=f"{model_id}:{seq_id}", model_id=model_id)
 
-    def _compute(self, client: Client, seq_id: int, compute: Callable[[Client], Answer]) -> None:
-        """Compute a request, and now and then a resume point behind it, on the engine's thread."""
+    def _job(
+        self,
+        client: Client,
+        seq_id: int,
+        verb: str,
+        kept: Kept | None,
+        compute: Callable[[Client], Computed],
+    ) -> Callable[[], None]:
+        """Begin the result of a request; return what starts its computation."""
         model_id = client.record.model_id
-        answer = outcome(partial(compute, client))
+        request_id = f"{model_id}:{seq_id}"
+        if kept is not None and kept.answer:
+            self.futures.put(request_id, kept.answer)
+            if verb not in _REPEATED:
+                return lambda: None
+            settle = partial(self._compare, client, kept)
+        else:
+            self.futures.create(request_id)
+            settle = partial(self._finish, client, seq_id)
+        joins = verb in _PASSES
+        run: Any = self._pass_steps if joins else self._compute
+        job = partial(run, partial(compute, client), settle)
+        return partial(client.served.engine.run, job, model_id, joins=joins)
+
+    def _compute(self, compute: Callable[[], Answer], settle: Callable[[Answer], None]) -> None:
+        """Compute a request on the engine's thread."""
+        settle(outcome(compute))
+
+    def _pass_steps(
+        self, compute: Callable[[], Passing[Answer]], settle: Callable[[Answer], None]
+    ) -> Steps:
+        """Compute a pass on the engine's thread, beside those of other clients."""
+        try:
+            answer = yield from compute()
+        except Exception as error:  # noqa: BLE001 - it ends this request, not the server
+            answer = failure(error)
+        settle(answer)
+
+    def _finish(self, client: Client, seq_id: int, answer: Answer) -> None:
+        """Answer a request, and write a resume point now and then, on the engine's thread."""
+        model_id = client.record.model_id
         resumes, training = False, client.training
         if training is not None and training.worth_saving:
             try:
@@ -367,11 +402,9 @@ class Clients:
 
         self.futures.resolve_soon(f"{model_id}:{seq_id}", answer, keep)
 
-    def _repeat(self, client: Client, kept: Kept, compute: Callable[[Client], Answer]) -> None:
-        """Compute a request whose result is known, for what the learner has of it."""
-        if kept.verb not in _REPEATED:
-            return
-        if outcome(partial(compute, client)) != kept.answer:
+    def _compare(self, client: Client, kept: Kept, answer: Answer) -> None:
+        """Compare what was computed again, for what the learner has of it."""
+        if answer != kept.answer:
             log.warning(
                 "request %s of %s had another result than before the restart; the backend's "
                 "numbers are not repeatable",
@@ -395,7 +428,7 @@ class Clients:
             self.futures.resolve_soon(request_id, outcome(work), partial(self._forget, model_id))
 
         self.futures.create(request_id)
-        client.served.engine.run(close)
+        client.served.engine.run(close, model_id)
         return types.UntypedAPIFuture(request_id=request_id, model_id=model_id)
 
     def _forget(self, model_id: str) -> None:

@@ -1,7 +1,8 @@
 """The thread that computes on one base: jobs in their order, and sampling between them.
 
 Each round runs one job and then one decoding step of the running batch, so that training and
-sampling go on side by side. Nothing else may use the trainer.
+sampling go on side by side. Passes of several training clients that wait at the same time are one
+job, which the trainer may compute together. Nothing else may use the trainer.
 """
 
 from __future__ import annotations
@@ -9,15 +10,36 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from threading import Condition, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from vox_core.api.generating import Generator, Prompt, Token
+    from vox_core.api.generating import Generator as Rows
+    from vox_core.api.generating import Prompt, Token
+    from vox_core.api.training import TrainingBase
+    from vox_core.contract import Batch, Floats, Weigh
 
+Call: TypeAlias = "tuple[Batch, int, str, Weigh | None]"
+"""Arguments of `Trainer.accumulate`."""
+Steps: TypeAlias = "Generator[Call, Floats, None]"
+"""Yields calls of `Trainer.accumulate`, and is sent their log-probabilities; must not raise."""
 log = logging.getLogger("vox_tinker")
+
+
+class Job(NamedTuple):
+    """Work of the engine's thread.
+
+    Args:
+        run: must not raise.
+        owner: jobs of one owner are run in their order.
+        joins: steps of several owners may be taken together.
+    """
+
+    run: Callable[[], Steps | None]
+    owner: str
+    joins: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -39,21 +61,23 @@ class Row:
 class Engine:
     """Computes until it is closed."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, base: TrainingBase) -> None:
         self.waiting = 0
+        generator: Rows = base.generator
+        self._trainer, self._most = base.trainer, base.plan.micro_batch_tokens
         self._rows, self._numbers = generator.rows(log_probs=True), itertools.count()
         self._generator = generator
-        self._jobs: deque[Callable[[], None]] = deque()
+        self._jobs: deque[Job] = deque()
         self._queue: deque[Row] = deque()
         self._running: dict[int, Row] = {}
         self._changed, self._closing = Condition(), False
         self._thread = Thread(target=self._run, name="vox-tinker-engine", daemon=True)
         self._thread.start()
 
-    def run(self, job: Callable[[], None]) -> None:
-        """Queue a job, which must not raise."""
+    def run(self, job: Callable[[], Steps | None], owner: str = "", *, joins: bool = False) -> None:
+        """Queue a job."""
         with self._changed:
-            self._jobs.append(job)
+            self._jobs.append(Job(job, owner, joins))
             self._changed.notify()
 
     def sample(self, rows: Sequence[Row]) -> None:
@@ -70,7 +94,7 @@ class Engine:
     def _run(self) -> None:
         while self._wait():
             if self._jobs:
-                self._jobs.popleft()()
+                self._accumulate([job.run() for job in self._next()])
             try:
                 self._sample()
             except Exception as error:  # whatever a backend raises ends these rows, not the server
@@ -83,6 +107,40 @@ class Engine:
                 lambda: self._closing or self._jobs or self._queue or self._running
             )
             return not self._closing
+
+    def _next(self) -> list[Job]:
+        """Take the first job; if it joins others, also theirs up to one that joins it."""
+        with self._changed:
+            found, seen = [self._jobs.popleft()], {""}
+            if found[0].joins:
+                seen.add(found[0].owner)
+                for job in [each for each in self._jobs if each.owner not in seen]:
+                    if job.owner not in seen:
+                        self._jobs.remove(job)
+                        found.append(job)
+                    if job.joins:
+                        seen.add(job.owner)
+            return found
+
+    def _accumulate(self, started: Sequence[Steps | None]) -> None:
+        """Take all steps to their ends, those of several owners together where they fit into a
+        micro-batch."""
+        calls = {each: next(each, None) for each in started if each is not None}
+        while waiting := {each: call for each, call in calls.items() if call}:
+            chosen, tokens = list[Steps](), 0
+            for each, (batch, *_) in waiting.items():
+                tokens += len(batch.tokens_T)
+                if chosen and tokens > self._most:
+                    break
+                chosen.append(each)
+            try:
+                found = self._trainer.accumulate_all([waiting[each] for each in chosen])
+            except Exception as error:  # noqa: BLE001 - each answers its client with it
+                for each in chosen:
+                    calls[each] = _resumed(each.throw, error)
+            else:
+                for each, log_probs_T in zip(chosen, found, strict=True):
+                    calls[each] = _resumed(each.send, log_probs_T)
 
     def _sample(self) -> None:
         for number in [n for n, row in self._running.items() if row.cancelled]:
@@ -112,3 +170,11 @@ class Engine:
         for row in failed:
             row.failed = why
             self._finish(row)
+
+
+def _resumed(resume: Callable[[Any], Call], given: object) -> Call | None:
+    """Return the next call of some steps; None at their end."""
+    try:
+        return resume(given)
+    except StopIteration:
+        return None

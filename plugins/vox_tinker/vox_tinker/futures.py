@@ -49,17 +49,20 @@ class Answer:
 
 
 def outcome(compute: Callable[[], Answer]) -> Answer:
-    """Return what `compute` returns, or its error as the SDK's `RequestFailedResponse`."""
-    user, server = types.RequestErrorCategory.User, types.RequestErrorCategory.Server
+    """Return what `compute` returns, or its error."""
     try:
         return compute()
-    except Refused as error:
-        text, category = str(error), user
-    except VoxError as error:
-        text, category = str(error), user if isinstance(error, InputError) else server
-    except Exception as error:  # whatever a backend raises ends this request, not the server
-        log.exception("a request failed")
-        text, category = f"internal error: {type(error).__name__}", server
+    except Exception as error:  # noqa: BLE001 - it ends this request, not the server
+        return failure(error)
+
+
+def failure(error: Exception) -> Answer:
+    """Return an error as the SDK's `RequestFailedResponse`."""
+    user, server = types.RequestErrorCategory.User, types.RequestErrorCategory.Server
+    text, category = str(error), user if isinstance(error, Refused | InputError) else server
+    if not isinstance(error, Refused | VoxError):
+        log.error("a request failed", exc_info=error)
+        text = f"internal error: {type(error).__name__}"
     return Answer.of(types.RequestFailedResponse(error=text, category=category))
 
 

@@ -93,7 +93,7 @@ def opened(
         update={"model": reference, "method": "lora", "rank": 1, "alpha": 1.0, "dropout": 0.0}
     )
     loaded = apart(_loaded(open_training_base(chosen, observe, backend_origin, progress)))
-    with loaded as base, closing(Engine(base.generator)) as engine:
+    with loaded as base, closing(Engine(base)) as engine:
         yield Served(name, base, engine, Adapters(base))
 
 

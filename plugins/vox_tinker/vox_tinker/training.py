@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from tinker import types
@@ -40,9 +40,13 @@ if TYPE_CHECKING:
 
     from vox_core.api.training import TrainingBase
     from vox_core.contract import ExecutionPlan, Floats
+    from vox_tinker.engine import Call
 
 REPEAT_SECONDS = 60.0
 """Work that is computed again, at most, after the server was killed."""
+T = TypeVar("T")
+Passing: TypeAlias = "Generator[Call, Floats, T]"
+"""`vox_tinker.engine.Steps` with a result."""
 _HEADS = ("lm_head", "embed_out", "output")
 
 
@@ -130,27 +134,32 @@ class Training:
 
     # --- the verbs --------------------------------------------------------------------------------
 
-    def run_pass(self, request: Pass) -> Answer:
+    def run_pass(self, request: Pass) -> Passing[Answer]:
         """Score data, and add the gradient of their loss unless the request is `forward_only`.
+
+        Yields:
+            The arguments of `Trainer.accumulate` for each micro-batch; its result is sent back.
 
         Raises:
             Refused: a datum, the loss or an option of it is wrong.
         """
         try:
-            return self._run_pass(request)
+            return (yield from self._run_pass(request))
         except BaseException:
             if not request.forward_only:  # so that no step is taken without what failed
                 self._base.trainer.discard(self._name)
                 self._gradients = Gradients(failed=f"request {request.seq_id} failed")
             raise
 
-    def _run_pass(self, request: Pass) -> Answer:
+    def _run_pass(self, request: Pass) -> Passing[Answer]:
         started = time.perf_counter()
         loss, options = loss_named(request.loss_fn, request.config)
         examples = request.examples()
         self._require_sound(examples, loss)
         batches = self._cut(examples)
-        found = [self._compute(each, loss, options, request.forward_only) for each in batches]
+        found = []
+        for each in batches:
+            found.append((yield from self._compute(each, loss, options, request.forward_only)))
         log_probs: list[Floats] = [np.zeros(0, np.float32)] * len(examples)
         for batch, (_, log_probs_T) in zip(batches, found, strict=True):
             for number, extent in batch.extents.items():
@@ -163,7 +172,7 @@ class Training:
 
     def _compute(
         self, data: Data, loss: Loss, options: Mapping[str, float], forward_only: bool
-    ) -> tuple[float, Floats]:
+    ) -> Passing[tuple[float, Floats]]:
         """Return the loss of a batch, and its log-probabilities, (T,)."""
         trainer, name = self._base.trainer, self._name
         given: dict[str, Any] = {**options, **data.inputs}
@@ -183,14 +192,14 @@ class Training:
 
         if "weights" in loss.inputs:  # which are known before
             weights_T = data.inputs["weights"].astype(np.float32)
-            log_probs_T = trainer.accumulate(replace(data.batch, weights_T=weights_T), seed, name)
+            log_probs_T = yield replace(data.batch, weights_T=weights_T), seed, name, None
             weights_of(log_probs_T)
         elif self._one_pass:
-            log_probs_T = trainer.accumulate(data.batch, seed, name, weights_of)
+            log_probs_T = yield data.batch, seed, name, weights_of
         else:
             log_probs_T = trainer.log_probs(data.batch, name, seed)
             weights_T = weights_of(log_probs_T)
-            trainer.accumulate(replace(data.batch, weights_T=weights_T), seed, name)
+            yield replace(data.batch, weights_T=weights_T), seed, name, None
         return total, log_probs_T
 
     def step(self, params: types.OptimParams) -> Answer:

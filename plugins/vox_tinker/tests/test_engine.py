@@ -1,0 +1,84 @@
+"""Which passes the engine hands to the trainer together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from vox_core.contract import Batch
+from vox_tinker.engine import Engine, Steps
+
+MOST = 10
+
+
+def call(name: str, count: int) -> Any:
+    tokens = np.zeros(count, np.int64)
+    return Batch(tokens, tokens, np.zeros(count, np.float32), np.zeros(1, np.int64)), 0, name, None
+
+
+class Trainer:
+    """Answers each call with its number of tokens."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[str]] = []
+
+    def accumulate_all(self, calls: Sequence[Any]) -> list[Any]:
+        self.groups.append([learner for _, _, learner, _ in calls])
+        if "bad" in self.groups[-1]:
+            raise ValueError("bad")
+        return [len(batch.tokens_T) for batch, *_ in calls]
+
+
+def computed(jobs: Sequence[tuple[str, tuple[int, ...] | None]]) -> tuple[Trainer, list[object]]:
+    """Queue jobs while the engine waits; a pass has the tokens of its batches, a step None."""
+    trainer, told, done = Trainer(), list[object](), threading.Event()
+    base: Any = SimpleNamespace(
+        trainer=trainer,
+        generator=SimpleNamespace(rows=lambda log_probs: None),
+        plan=SimpleNamespace(micro_batch_tokens=MOST),
+    )
+
+    def passing(name: str, sizes: tuple[int, ...]) -> Steps:
+        try:
+            found = []
+            for size in sizes:
+                found.append((yield call(name, size)))
+            told.append((name, found))
+        except ValueError:
+            told.append((name, "failed"))
+
+    with closing(Engine(base)) as engine:
+        begin = threading.Event()
+        engine.run(lambda: begin.wait() and None)
+        for name, sizes in jobs:
+            if sizes is None:
+                engine.run(lambda name=name: told.append(name), name)  # type: ignore[misc]
+            else:
+                engine.run(lambda n=name, s=sizes: passing(n, s), name, joins=True)  # type: ignore[misc]
+        engine.run(done.set)
+        begin.set()
+        assert done.wait(60)
+    return trainer, told
+
+
+def test_passes_of_several_clients_are_taken_together_and_in_the_order_of_each() -> None:
+    a, b, c = [("a", (2,)), ("a", None), ("a", (1,))], [("b", None), ("b", (3,))], [("c", (4, 5))]
+    trainer, told = computed([*a, *b, *c, ("c", None)])
+    assert trainer.groups == [["a", "b", "c"], ["c"], ["a"]]
+    assert told == ["b", ("a", [2]), ("b", [3]), ("c", [4, 5]), "a", "c", ("a", [1])]
+
+
+def test_more_tokens_than_a_micro_batch_are_taken_one_after_another() -> None:
+    trainer, _ = computed([("a", (6,)), ("b", (4,)), ("c", (1,)), ("d", (30,))])
+    assert trainer.groups == [["a", "b"], ["c"], ["d"]]
+
+
+def test_a_failure_is_each_client_s_own() -> None:
+    trainer, told = computed([("a", (1,)), ("bad", (1,)), ("b", None)])
+    assert told == ["b", ("a", "failed"), ("bad", "failed")]
+    assert trainer.groups == [["a", "bad"]]
