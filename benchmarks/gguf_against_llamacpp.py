@@ -4,8 +4,11 @@
     python benchmarks/gguf_against_llamacpp.py
 
 SmolLM2, and drawn weights of the other families: every tensor is compared byte for byte, every key
-of the metadata by its value, and an adapter with `convert_lora_to_gguf.py`. With `--time`: time and
-peak memory of whole processes, one after the other.
+of the metadata by its value, and an adapter with `convert_lora_to_gguf.py`.
+
+With `--time [MODEL]...`: whole processes, imports included, one after the other: seconds, seconds
+of processor time, and peak memory. Memory is the proportional set size (PSS) of a process and its
+children together, read every 20 ms on Linux, since vox reads a tokenizer in a child.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import resource
 import runpy
 import shutil
 import subprocess
@@ -96,8 +100,8 @@ def main() -> None:
 
     real = resolve("smollm2-135m").path
     with tempfile.TemporaryDirectory() as scratch:
-        if "--time" in sys.argv:
-            _time(Path(scratch), real)
+        if sys.argv[1:2] == ["--time"]:
+            _time(Path(scratch), real, sys.argv[2:])
             return
         for quant in QUANTS:
             _compare("llama (SmolLM2)", real, quant, Path(scratch))
@@ -157,24 +161,22 @@ def _name_pre_tokenizer(model: Path) -> None:
     TextModel.get_vocab_base_pre = lambda self, tokenizer: name
 
 
-_MEASURED = """
+_SCRIPT = """
 import os, runpy, sys
 sys.argv = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
-print([line for line in open("/proc/self/status") if line.startswith("VmHWM")][0].split()[1])
 """
 
 
-def _time(scratch: Path, real: Path) -> None:
-    """Time and peak memory of whole processes, imports included, one after the other."""
-    cut = {**COMMON, "hidden_size": 2048, "intermediate_size": 8192, "head_dim": 64}
-    cut |= {"num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 4}
-    DRAWN["wide"] = "llama", {**cut, "vocab_size": 128256, "tie_word_embeddings": True}
-    for name, model in (
-        ("SmolLM2", real),
-        ("4 layers of Llama 3.2 1B", _draw("wide", scratch / "wide", real)),
-    ):
+def _time(scratch: Path, real: Path, names: list[str]) -> None:
+    """Compare whole processes, imports included, one after the other."""
+    wide = {"hidden_size": 2048, "intermediate_size": 8192, "head_dim": 64}
+    wide |= {"num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 4}
+    cut = {**COMMON, **wide, "vocab_size": 128256, "tie_word_embeddings": True}
+    DRAWN["4 layers of Llama 3.2 1B"] = "llama", cut
+    for name in names or ["SmolLM2", *DRAWN]:
+        model = real if name == "SmolLM2" else _draw(name, scratch / name, real)
         for quant in QUANTS:
             theirs, ours = scratch / "theirs.gguf", scratch / "ours.gguf"
             cost = _run(
@@ -182,24 +184,38 @@ def _time(scratch: Path, real: Path) -> None:
                 *("--outtype", quant, "--outfile", theirs),
             )
             own = _run(__file__, "--write", model, quant, ours)
-            print(
-                f"{name:<26} {quant:<5} "
-                f"time {own[0]:5.1f} s / {cost[0]:5.1f} s = {own[0] / cost[0]:.2f}   "
-                f"memory {own[1]:5.0f} MB / {cost[1]:5.0f} MB = {own[1] / cost[1]:.2f}",
-                flush=True,
-            )
+            figures = zip(("time", "processor", "memory"), ("s", "s", "MB"), own, cost, strict=True)
+            said = [f"{n} {a:6.1f} / {b:6.1f} {u} = {a / b:.2f}" for n, u, a, b in figures]
+            print(f"{name:<26} {quant:<5} {'   '.join(said)}", flush=True)
             theirs.unlink()
             ours.unlink()
 
 
-def _run(*command: object) -> tuple[float, float]:
-    """Run a script in a process of its own; return its seconds and its peak resident megabytes."""
-    began = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURED, *map(str, command)], capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return time.perf_counter() - began, int(done.stdout.split()[-1]) / 1024
+def _run(*command: object) -> tuple[float, float, float]:
+    """Run a script; return its seconds, processor seconds and peak megabytes."""
+    before, began, peak = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), 0
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT, *map(str, command)], stdout=said, stderr=said
+        )
+        while process.poll() is None:
+            peak = max(peak, _pss(process.pid))
+            time.sleep(0.02)
+        said.seek(0)
+        assert process.returncode == 0, said.read().decode()
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = spent.ru_utime + spent.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - began, processor, peak / 1024
+
+
+def _pss(process: int | str) -> int:
+    """Return the kilobytes of a process and its children; 0 if it ends meanwhile."""
+    place, total = Path("/proc", str(process)), 0
+    with contextlib.suppress(OSError, IndexError):
+        total = int((place / "smaps_rollup").read_text().split("Pss:")[1].split()[0])
+        for task in (place / "task").iterdir():
+            total += sum(map(_pss, (task / "children").read_text().split()))
+    return total
 
 
 def _difference(ours: Path, theirs: Path) -> str:

@@ -7,6 +7,9 @@ RUN is a run of a small model, such as SmolLM2. llama.cpp computes with a float3
 flash attention; vox on the cpu, in float32. `columns` compares all columns at 64 positions, of the
 merged file and of base + LoRA file; `greedy` 64 tokens of 20 prompts; `strings` the token ids of
 1,000 hostile strings; `templates` the rendered conversations of every golden template.
+
+On a CPU, llama.cpp takes GELU from a table of 65,536 float16 values, in float32 models, too. For
+Gemma 3 and GPT-2, `columns` and `greedy` compare a second time, with vox's GELU rounded like that.
 """
 
 from __future__ import annotations
@@ -15,9 +18,12 @@ import json
 import random
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -27,7 +33,7 @@ from vox_core.run.load import prompt_text, prompt_tokens
 from vox_core.run.reference import resolve_reference
 from vox_export import llama_cpp, quality
 from vox_export.export import require_same_template, write_gguf
-from vox_export.gguf_file import write_lora
+from vox_export.gguf_file import full_config, write_lora
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -182,46 +188,89 @@ def _opened(run: str) -> Any:
 
     source = resolve_reference(run)
     settings = LoadSettings.model_validate({"backend": "cpu", "dtype": "fp32"})
-    return source, open_base(source, {"adapter": source.adapter}, settings)
+    return open_base(source, {"adapter": source.adapter}, settings)
+
+
+@contextmanager
+def _gelu_of_ggml() -> Iterator[None]:
+    """Round arguments and values of GELU to float16, between -10 and 10, as ggml does on a CPU.
+
+    See `ggml_vec_gelu_f32` in ggml/src/ggml-cpu/vec.h, and `GGML_GELU_FP16`.
+    """
+    import torch
+    from torch.nn import functional
+    from transformers.activations import NewGELUActivation
+
+    exact = functional.gelu
+
+    def gelu(x: torch.Tensor, approximate: str = "tanh") -> torch.Tensor:
+        table = exact(x.half().float(), approximate=approximate).half().float()
+        return torch.where(x <= -10, 0.0, torch.where(x >= 10, x, table))
+
+    with (
+        patch.object(functional, "gelu", gelu),
+        patch.object(NewGELUActivation, "forward", lambda self, x: gelu(x)),
+    ):
+        yield
+
+
+def _references(run: str) -> Iterator[tuple[str, Any]]:
+    """Yield what vox computes: a name, and what opens its model on the cpu in float32."""
+    yield "vox", _opened(run)
+    config = full_config(resolve_reference(run).base.path)
+    activation = str(config.get("hidden_activation") or config.get("activation_function"))
+    if "gelu" in activation:
+        with _gelu_of_ggml():
+            yield "vox with GELU from ggml's table", _opened(run)
 
 
 def _greedy(run: str, scratch: Path) -> None:
-    source, opening = _opened(run)
-    tokenizer = load_tokenizer(source.base.tokenizer)
+    tokenizer = load_tokenizer(resolve_reference(run).base.tokenizer)
     stops = end_of_turn_ids(tokenizer)
     prompts = [
         prompt_tokens(tokenizer, [{"role": "user", "content": prompt}], None) for prompt in PROMPTS
     ]
-    with opening as opened:
-        own = quality.BackendScorer("cpu", opened.model, "adapter", stops)
-        expected = [own.greedy(prompt, 64) for prompt in prompts]
-    same = 0
     with llama_cpp.served(_file(run, scratch), 512) as server:
-        for prompt, answer in zip(prompts, expected, strict=True):
-            made = [token for token in server.greedy(prompt, 64) if token not in stops]
-            same += made == answer
-    print(f"greedy: {same} of {len(prompts)} answers of up to 64 tokens are the same", flush=True)
+        answers = [
+            [token for token in server.greedy(prompt, 64) if token not in stops]
+            for prompt in prompts
+        ]
+    for name, opening in _references(run):
+        with opening as opened:
+            own = quality.BackendScorer("cpu", opened.model, "adapter", stops)
+            same = sum(
+                own.greedy(prompt, 64) == answer
+                for prompt, answer in zip(prompts, answers, strict=True)
+            )
+        print(
+            f"greedy, {name}: {same} of {len(prompts)} answers of up to 64 tokens are the same",
+            flush=True,
+        )
 
 
 def _columns(run: str, scratch: Path) -> None:
     llama_cpp.LIKELY = 1 << 30  # all of them
-    source, opening = _opened(run)
+    source = resolve_reference(run)
     text = " ".join(PROMPTS) + "".join(HOSTILE)
     tokens = load_tokenizer(source.base.tokenizer)(text)["input_ids"][:65]
-    with opening as opened:
-        own = quality.BackendScorer("cpu", opened.model, "adapter", frozenset())
-        vocabulary = opened.model.logits(np.array(tokens[:1])).shape[1]
-        expected_NV = own.log_probs(tokens, 64, vocabulary)
+    expected = {}
+    for name, opening in _references(run):
+        with opening as opened:
+            own = quality.BackendScorer("cpu", opened.model, "adapter", frozenset())
+            vocabulary = opened.model.logits(np.array(tokens[:1])).shape[1]
+            expected[name] = own.log_probs(tokens, 64, vocabulary)
     base, lora = scratch / "base.gguf", scratch / "lora.gguf"
     write_gguf(replace(source, adapter=None), "f32", base)
     write_lora(lora, source, "lora")
-    for name, file, adapter in (
+    for made, file, adapter in (
         ("merged", _file(run, scratch), None),
         ("LoRA file", base, lora),
     ):
         with llama_cpp.served(file, 512, adapter) as server:
-            apart = np.abs(server.log_probs(tokens, 64, vocabulary) - expected_NV).max()
-        print(f"columns, {name}: {apart:.1e} at most, 64 x {vocabulary} columns", flush=True)
+            found_NV = server.log_probs(tokens, 64, vocabulary)
+        for name, expected_NV in expected.items():
+            apart = np.abs(found_NV - expected_NV).max()
+            print(f"columns, {made}, {name}: {apart:.1e} at most, 64 x {vocabulary}", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from vox_core.data.tokenizer import (
     load_tokenizer as load_tokenizer,
     template_source as template_source,
 )
-from vox_core.data.worker import WorkerDied as WorkerDied, limited as limited
+from vox_core.data.worker import Worker as Worker, WorkerDied as WorkerDied
 from vox_core.run.generate import (
     Finish as Finish,
     Generator as Generator,

@@ -254,10 +254,13 @@ def test_a_conversion_imports_neither_torch_nor_transformers(model, tmp_path) ->
         "import sys; from pathlib import Path; from vox_export.export import write_gguf;"
         "from vox_core.api.models import resolve_reference as found;"
         "write_gguf(found(sys.argv[1]), 'f32', Path(sys.argv[2]));"
-        "print({'torch', 'transformers'} & {*sys.modules})"
+        "print({'torch', 'transformers'} & {*sys.modules});"
+        "import os; os.waitpid(-1, 0)"  # fails: the child has ended
     )
     command = [sys.executable, "-c", program, str(model("llama")), str(tmp_path / "m.gguf")]
-    assert subprocess.run(command, capture_output=True, check=True).stdout.strip() == b"set()"
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.stdout.strip() == b"set()"
+    assert b"ChildProcessError" in done.stderr
 
 
 @pytest.mark.parametrize(

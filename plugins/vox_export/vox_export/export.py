@@ -45,7 +45,13 @@ from vox_export.gguf_file import (
     write_lora,
 )
 from vox_export.requantise import mlx_lm_config, requantise, require_quantisable
-from vox_export.vocabulary import Vocabulary, read_vocabulary, vocabulary_in, without_torch
+from vox_export.vocabulary import (
+    Vocabulary,
+    end_child,
+    read_vocabulary,
+    vocabulary_in,
+    without_torch,
+)
 from vox_formats.gguf_model import GgufSource
 
 if TYPE_CHECKING:
@@ -478,6 +484,13 @@ def write_model(job: WriteModelJob) -> None:
         else:
             requantise(job.model, job.out, job.format)
         return
+    try:
+        _write_gguf_model(job)
+    finally:
+        end_child()
+
+
+def _write_gguf_model(job: WriteModelJob) -> None:
     source = (
         resolve_reference(str(job.model))
         if job.adapter is None
@@ -501,5 +514,6 @@ def write_gguf(source: ModelReference, quant: str, path: Path | None) -> None:
     model = ModelFile(source, quant)
     rows = model.targets["token_embd.weight"].shape[0]
     vocabulary = without_torch(vocabulary_in, source.base.tokenizer, rows)
+    end_child()
     if path:
         model.write(path, vocabulary, source.base.id, lambda done, total: None)
