@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -204,10 +205,13 @@ def test_a_state_that_leaks_is_found_without_being_named(deep, monkeypatch):
 
 
 def test_attention_that_leaks_is_found(deep, monkeypatch):
-    def leaking(self):
-        return [self.bounds[-1]]
+    whole = attention.attend
 
-    monkeypatch.setattr(attention.Extents, "lengths", leaking)
+    def leaking(*args, documents, **named):
+        length = documents.bounds[-1]
+        return whole(*args, documents=replace(documents, bounds=(0, length)), **named)
+
+    monkeypatch.setattr(attention, "attend", leaking)
     kind, fault = loss_of(deep("llama").model, "cpu")
     assert isinstance(kind, Padded)
     assert "changes the next" in fault
@@ -215,8 +219,12 @@ def test_attention_that_leaks_is_found(deep, monkeypatch):
 
 def test_another_computation_is_found_though_documents_are_apart(deep, monkeypatch):
     """A window that nobody asked for."""
-    whole = attention._one_by_one
-    monkeypatch.setattr(attention, "_one_by_one", lambda *args: whole(*args[:5], 2, None))
+    whole = attention.attend
+
+    def windowed(*args, sliding_window=None, **named):
+        return whole(*args, sliding_window=2, **named)
+
+    monkeypatch.setattr(attention, "attend", windowed)
     kind, fault = loss_of(deep("llama").model, "cpu")
     assert isinstance(kind, Padded)
     assert "from those of padded rows" in fault

@@ -2,8 +2,8 @@
 
 It is registered as `DOCUMENTS` among transformers' attention functions. On an accelerator in half
 precision one variable-length kernel of torch computes all documents; elsewhere each document goes
-through scaled dot product attention separately, or through matrix products (functions.py) on a CPU
-with AVX512-BF16 and without AMX.
+through scaled dot product attention separately, or, on a CPU with AVX512-BF16 and without AMX, all
+through matrix products (cpu_attention.py).
 
 This module imports torch; import it lazily.
 
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vox_torch.functions import CausalAttention
+from vox_torch.cpu_attention import CausalAttention
 from vox_torch.layout import Extents
 
 DOCUMENTS = "vox_documents"
@@ -60,7 +60,11 @@ def attend(
         qkv = (each[0].transpose(0, 1) for each in (query_1HTD, key_1HTD, value_1HTD))
         bounds, longest = (documents.bounds_N1,) * 2, (documents.longest,) * 2
         return varlen(*qkv, bounds, longest, scale, window)[None], None
-    return _one_by_one(query_1HTD, key_1HTD, value_1HTD, documents, scale, window, softcap), None
+    qkv = (query_1HTD, key_1HTD, value_1HTD)
+    by_products = query_1HTD.is_cpu and query_1HTD.dtype == torch.bfloat16 and _bf16_without_amx()
+    if softcap is None and by_products:
+        return CausalAttention.apply(*qkv, documents.bounds, scale, window), None
+    return _one_by_one(*qkv, documents, scale, window, softcap), None
 
 
 def require_known(module: nn.Module, mask: object, others: dict[str, Any]) -> None:
@@ -138,14 +142,11 @@ def _one_by_one(
     softcap: float | None,
 ) -> torch.Tensor:
     out, lengths = [], documents.lengths()
-    by_products = query_1HTD.is_cpu and query_1HTD.dtype == torch.bfloat16 and _bf16_without_amx()
     # Split, because the gradient of a slice is as large as the whole.
     parts = [each.split(lengths, dim=2) for each in (query_1HTD, key_1HTD, value_1HTD)]
     for length, *qkv in zip(lengths, *parts, strict=True):
         seen_LL = within(length, length, window, query_1HTD) if window and length > window else None
-        if softcap is None and seen_LL is None and by_products:
-            out.append(CausalAttention.apply(*qkv, scale))
-        elif softcap is None:
+        if softcap is None:
             out.append(sdpa(*qkv, scale, seen_LL))
         else:
             out.append(capped(*qkv, scale, seen_LL, softcap))

@@ -2,7 +2,6 @@
 
     WeightedNll           softmax - onehot as one array, from logits in their own dtype
     gradient_in_forward   a loss by chunks: the gradient of each is taken at once
-    CausalAttention       softmax(scale Q K^T) V, on a CPU in half precision
     LoraLinear            x W^T + scale * (x A^T) B^T, saving only x
     LoraLinears           the same, with an adapter for each stretch of tokens
     FrozenLinear          x W^T for a W that is dequantised on each use
@@ -11,9 +10,8 @@
 This module imports torch; import it lazily.
 
 Shape legend: X tokens, P tokens of one adapter, I input features, O output features, R rank,
-K scored positions, C positions of a chunk, M targets of a position, H hidden size, V vocabulary. In
-attention: H heads, J key heads, G heads of a key head, L tokens of a document, N queries, M keys,
-D features of a head.
+K scored positions, C positions of a chunk, M targets of a position, H hidden size, V vocabulary, N
+rows of a block.
 """
 
 from __future__ import annotations
@@ -154,84 +152,6 @@ class _Chunked(torch.autograd.Function):
             return (hidden_KH * weights_K[:, None]).to(hidden_KH.dtype), None, None
         hidden_KH, *parameters = (saved * gradient.to(saved.dtype) for saved in ctx.saved_tensors)
         return hidden_KH, None, None, *parameters
-
-
-class CausalAttention(torch.autograd.Function):
-    """Causal attention of one document in half precision on a CPU, by matrix products.
-
-        S = scale * Q K^T, P = softmax(S), O = P V
-        dV = P^T dO, dS = P * (dP - sum(dP * P)) with dP = dO V^T
-        dQ = scale * dS K, dK = scale * dS^T Q
-
-    S and its softmax are float32, so that large scores lose nothing; the other products take half
-    precision. Queries go by blocks, each with the keys that it sees, and the heads that share a key
-    head are one product. The backward pass computes P again, so that memory grows with L alone.
-    Without AMX, torch's kernel takes 2 to 3 times as long (docs/dev/performance-log.md).
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query_1HLD: torch.Tensor,
-        key_1JLD: torch.Tensor,
-        value_1JLD: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(query_1HLD, key_1JLD, value_1JLD)
-        ctx.scale = scale
-        query_JGLD, key_JLD, value_JLD = _by_key_head(query_1HLD, key_1JLD, value_1JLD)
-        J, G, L, _ = query_JGLD.shape
-        wide_JLD = at_least_float32(key_JLD)
-        out_LJGD = value_JLD.new_empty(L, J, G, value_JLD.shape[2])
-        for at in _query_blocks(L):
-            P_JNM = _probabilities(query_JGLD[:, :, at], wide_JLD[:, : at.stop], scale)
-            out_JND = P_JNM.to(value_JLD.dtype) @ value_JLD[:, : at.stop]
-            out_LJGD[at] = out_JND.unflatten(1, (G, -1)).permute(2, 0, 1, 3)
-        return out_LJGD.flatten(1, 2)[None].transpose(1, 2)
-
-    @staticmethod
-    def backward(
-        ctx: Any, g_1HLD: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        query_JGLD, key_JLD, value_JLD = _by_key_head(*ctx.saved_tensors)
-        J, G, L, D = query_JGLD.shape
-        g_JGLD = g_1HLD[0].unflatten(0, (J, G))
-        wide_JLD, dtype = at_least_float32(key_JLD), key_JLD.dtype
-        gQ_JGLD = query_JGLD.new_empty(J, G, L, D)
-        gK_JLD, gV_JLD = wide_JLD.new_zeros(key_JLD.shape), wide_JLD.new_zeros(value_JLD.shape)
-        for at in _query_blocks(L):
-            seen = slice(0, at.stop)
-            P_JNM = _probabilities(query_JGLD[:, :, at], wide_JLD[:, seen], ctx.scale).to(dtype)
-            g_JND = g_JGLD[:, :, at].flatten(1, 2)
-            gV_JLD[:, seen] += P_JNM.transpose(1, 2) @ g_JND
-            gP_JNM = g_JND @ value_JLD[:, seen].transpose(1, 2)
-            gS_JNM = torch.ops.aten._softmax_backward_data(gP_JNM, P_JNM, -1, dtype)
-            gQ_JGLD[:, :, at] = (gS_JNM @ key_JLD[:, seen]).mul_(ctx.scale).unflatten(1, (G, -1))
-            gK_JLD[:, seen] += gS_JNM.transpose(1, 2) @ query_JGLD[:, :, at].flatten(1, 2)
-        gradients = (gK_JLD.mul_(ctx.scale), gV_JLD)
-        gK_1JLD, gV_1JLD = (each.to(dtype)[None] for each in gradients)
-        return gQ_JGLD.flatten(0, 1)[None], gK_1JLD, gV_1JLD, None
-
-
-def _by_key_head(
-    query_1HLD: torch.Tensor, key_1JLD: torch.Tensor, value_1JLD: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return views, in which the G query heads of a key head are one dimension."""
-    return query_1HLD[0].unflatten(0, (key_1JLD.shape[1], -1)), key_1JLD[0], value_1JLD[0]
-
-
-def _query_blocks(length: int) -> Iterator[slice]:
-    return (slice(at, min(at + 128, length)) for at in range(0, length, 128))
-
-
-def _probabilities(query_JGND: torch.Tensor, key_JMD: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return (J, G N, M) in float32 or wider, of queries that are the last N of M positions."""
-    count, length = query_JGND.shape[2], key_JMD.shape[1]
-    S_JNM = (at_least_float32(query_JGND) * scale).flatten(1, 2) @ key_JMD.transpose(1, 2)
-    later_NN = torch.ones((count, count), dtype=torch.bool).triu_(1)
-    blocks_JGNM = S_JNM.unflatten(1, (-1, count))
-    blocks_JGNM[..., length - count :].masked_fill_(later_NN, float("-inf"))
-    return S_JNM.softmax(-1)
 
 
 class LoraLinear(torch.autograd.Function):
