@@ -55,11 +55,16 @@ def cpu(*, quick: bool) -> list[Cell]:
 
 
 def _cpu_models(rounds: int, steps: int) -> Iterable[Cell]:
-    for model in ("smollm2-135m-real", "qwen2.5-0.5b"):
-        for data in ("chat", "fixed", "mixed"):
-            # MLX multiplies bfloat16 in a scalar loop on Linux, so it is measured in float32.
-            yield Cell(model, "fp32", data, TORCH + _mlx(), rounds, steps)
-            yield Cell(model, "bf16", data, TORCH, rounds, steps)
+    real = "smollm2-135m-real"
+    for data in ("chat", "mixed", "rows-128", "rows-1024"):
+        # MLX multiplies bfloat16 in a scalar loop on Linux, so it is measured in float32.
+        yield Cell(real, "fp32", data, TORCH + _mlx(), rounds, steps)
+        yield Cell(real, "bf16", data, TORCH, rounds, steps)
+    yield Cell(real, "bf16", "rows-4096", TORCH, rounds, steps, per_step=2)
+    yield Cell("smollm2-360m", "bf16", "mixed", TORCH, rounds, steps)
+    yield Cell("qwen2.5-0.5b", "bf16", "mixed", TORCH, rounds, steps)
+    # A step takes ten seconds and more.
+    yield Cell("qwen2.5-1.5b", "bf16", "mixed", TORCH[:3], 1, 3, per_step=4)
 
 
 def _mlx() -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Token ids and weights for the steps of a cell: a function of shape, vocabulary and seed.
 
     chat    mean 60 tokens, the answer trained (the last 40 to 80 %)
-    fixed   512 tokens, all trained
     mixed   log-normal up to 2048, mean 330, the last 40 to 80 % trained
+    rows-N  N tokens, all trained
 
 Ids are random; a token repeats the one before it with a probability of the document's own, so that
 documents differ in loss (models.py says why). A model with real weights is given pieces of text
@@ -26,7 +26,7 @@ from vox_core.data.encode import Document
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Data: TypeAlias = Literal["chat", "fixed", "mixed"]
+Data: TypeAlias = Literal["chat", "mixed", "rows-128", "rows-1024", "rows-4096"]
 Steps: TypeAlias = Sequence[Sequence[Document]]
 
 # Location and width of the logarithm, then the bounds. Means after the bounds: 60 and 330.
@@ -63,14 +63,14 @@ def _document(
     data: Data, ids: Callable[[int], NDArray[np.int64]], random: np.random.Generator
 ) -> Document:
     length = _length(data, random)
-    prompt = 1 if data == "fixed" else max(1, int(length * random.uniform(0.2, 0.6)))
+    prompt = 1 if data.startswith("rows") else max(1, int(length * random.uniform(0.2, 0.6)))
     weights_T = (np.arange(length) >= prompt).astype(np.float32)
     return Document(ids(length).astype(np.int32), weights_T, Path(data), 0, 0)
 
 
 def _length(data: Data, random: np.random.Generator) -> int:
-    if data == "fixed":
-        return 512
+    if data.startswith("rows"):
+        return int(data.removeprefix("rows-"))
     mean, width, shortest, longest = _LOG_NORMAL[data]
     return int(np.clip(random.lognormal(mean, width), shortest, longest))
 

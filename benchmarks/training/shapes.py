@@ -43,8 +43,12 @@ SHAPES = {
     "tiny": Shape("llama", 64, 128, 2, 4, 2, 16, 512, True, 2048, 1e4),
     # HuggingFaceTB/SmolLM2-135M
     "smollm2-135m": Shape("llama", 576, 1536, 30, 9, 3, 64, 49152, True, 8192, 1e5),
+    # HuggingFaceTB/SmolLM2-360M
+    "smollm2-360m": Shape("llama", 960, 2560, 32, 15, 5, 64, 49152, True, 8192, 1e5),
     # Qwen/Qwen2.5-0.5B
     "qwen2.5-0.5b": Shape("qwen2", 896, 4864, 24, 14, 2, 64, 151936, True, 32768, 1e6),
+    # Qwen/Qwen2.5-1.5B
+    "qwen2.5-1.5b": Shape("qwen2", 1536, 8960, 28, 12, 2, 128, 151936, True, 131072, 1e6),
     # Qwen/Qwen3-0.6B
     "qwen3-0.6b": Shape("qwen3", 1024, 3072, 28, 16, 8, 128, 151936, True, 40960, 1e6),
     # meta-llama/Llama-3.1-8B

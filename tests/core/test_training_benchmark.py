@@ -67,6 +67,8 @@ def row(one: Measured, trainer: str):
     ("name", "whole", "outside"),
     [
         ("smollm2-135m", 134_515_008, 49152 * 576 + 61 * 576),
+        ("smollm2-360m", 361_821_120, 49152 * 960 + 65 * 960),
+        ("qwen2.5-1.5b", 1_543_714_304, 151936 * 1536 + 57 * 1536 + 28 * (1536 + 2 * 256)),
         ("qwen2.5-0.5b", 494_032_768, 151936 * 896 + 49 * 896 + 24 * (896 + 2 * 128)),
         ("qwen3-0.6b", 596_049_920, 151936 * 1024 + 57 * 1024 + 28 * 2 * 128),
         ("llama-3.1-8b", 8_030_261_248, 2 * 128256 * 4096 + 65 * 4096),
@@ -95,7 +97,7 @@ def test_flop_of_a_step_counts_trained_tokens_in_the_head_only():
 
 @pytest.mark.parametrize(
     ("data", "mean", "share", "longest"),
-    [("chat", 60, 0.6, 256), ("fixed", 512, 1.0, 512), ("mixed", 330, 0.6, 2048)],
+    [("chat", 60, 0.6, 256), ("rows-128", 128, 1.0, 128), ("mixed", 330, 0.6, 2048)],
 )
 def test_documents_are_as_described(data, mean, share, longest):
     made = [d for step in documents.make_steps(data, 500, 200, 8) for d in step]
@@ -108,7 +110,7 @@ def test_documents_are_as_described(data, mean, share, longest):
 
 
 def test_documents_repeat_tokens_in_shares_of_their_own():
-    made = [d for step in documents.make_steps("fixed", 49152, 8, 8) for d in step]
+    made = [d for step in documents.make_steps("rows-1024", 49152, 8, 4) for d in step]
     shares = [np.mean(d.tokens_T[1:] == d.tokens_T[:-1]) for d in made]
     assert min(shares) < 0.1 and max(shares) > 0.9
 
