@@ -24,6 +24,7 @@ import click
 
 from vox_core.contract import (
     CheckpointWritten,
+    Evaluation,
     Event,
     Notice,
     ObjectiveMetrics,
@@ -184,6 +185,9 @@ def _line(event: Event) -> str | None:
             if reward is not None:
                 measured = f"reward {reward:.4f}" + (f" ± {margin:.4f}" if margin else "")
             return f"validation {measured} {f'after step {step}' if step else 'before training'}"
+        case Evaluation(step, scores):
+            shown = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
+            return f"{shown} {f'after step {step}' if step else 'before training'}"
         case RunEnd(step, outcome, seconds):
             return f"{outcome} after step {step}, in {duration(seconds)}"
         case _:

@@ -19,15 +19,18 @@ Hooks raise errors for users as `vox_core.errors.VoxError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import pluggy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vox_core.contract import (
         Advice,
         Check,
+        Evaluator,
         Event,
         Ints,
         LaunchJob,
@@ -76,6 +79,10 @@ class HookSpecs:
     def vox_reward(self, name: str) -> Reward:  # type: ignore[empty-body]
         """Return a reward: of a name declared in `rewards`, or, from the plugin that declares
         `file`, that of `FILE.py:FUNCTION`."""
+
+    @hookspec(firstresult=True)
+    def vox_evaluator(self, suites: Sequence[Path]) -> Evaluator:  # type: ignore[empty-body]
+        """Read suites, check them, and return what evaluates the model that is trained."""
 
     @hookspec(firstresult=True)
     def vox_open_rows(self, reference: str) -> RowStream:  # type: ignore[empty-body]

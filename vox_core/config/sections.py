@@ -348,7 +348,14 @@ class TrainSettings(DataSettings):
         1.0, description="Gradient clipping (max global norm); 0 disables."
     )
     seed: Seed = Field(42, description="Seed of adapter weights, data order and dropout.")
-    eval_every: Count = Field(0, description="Steps between validations; 0: only at the end.")
+    eval_every: Count = Field(
+        0, description="Steps between validations, and evaluations; 0: only at the end."
+    )
+    eval_suite: Paths = Field(
+        (),
+        description="Suite to evaluate on while training, as `vox eval --suite` takes it "
+        "(plugin `eval`). Repeatable.",
+    )
     save_every: Count = Field(100, description="Steps between checkpoints; 0: only at the end.")
     save_minutes: Annotated[float, Field(ge=0)] = Field(
         0.0, description="Also save a checkpoint every so many minutes; 0 disables."

@@ -30,6 +30,7 @@ from vox_core.contract.batch import (
 )
 from vox_core.contract.events import (
     CheckpointWritten as CheckpointWritten,
+    Evaluation as Evaluation,
     Event as Event,
     FastPaths as FastPaths,
     Notice as Notice,
@@ -44,6 +45,7 @@ from vox_core.contract.events import (
 from vox_core.contract.jobs import (
     Advice as Advice,
     Check as Check,
+    Evaluator as Evaluator,
     LoadJob as LoadJob,
     MergeJob as MergeJob,
     MergeResult as MergeResult,

@@ -111,6 +111,17 @@ class Validation(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation(Event):
+    """The model after `step` was evaluated: scores by name, `eval/TASK`, and the scorecard's
+    folder."""
+
+    name: ClassVar[str] = "evaluation"
+    step: int
+    scores: Mapping[str, float]
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointWritten(Event):
     """A checkpoint was written and read back. `seconds` counts from the end of its step; training
     was blocked for `held_seconds` of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,6 +97,29 @@ class LoadJob:
     dtype: DType
     quant: Quant = "none"
     streamed: bool = False
+
+
+class Evaluator(ABC):
+    """Evaluates a model while it is trained, on suites that were checked before."""
+
+    @abstractmethod
+    def evaluate(
+        self,
+        model: object,
+        folder: Path,
+        observe: Callable[[Event], None],
+        stop: Callable[[], bool],
+    ) -> Mapping[str, float] | None:
+        """Evaluate a model into a folder, or complete the evaluation that is there.
+
+        Args:
+            model: a `vox_core.api.generating.OpenModel`, whose type this module cannot import. It
+                computes with the trainer, and is closed afterwards.
+            stop: whether to stop on the way, such as after Ctrl-C.
+
+        Returns:
+            Task -> score; None if stopped.
+        """
 
 
 @dataclass(frozen=True, slots=True)

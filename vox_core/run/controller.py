@@ -192,8 +192,12 @@ class RunController:
         elif isinstance(event, CheckpointWritten):
             yield from self._changed_files()
 
+    def interrupted(self) -> bool:
+        """Whether a signal or `--max-time` asks for the end."""
+        return self._interrupted() or self._out_of_time()
+
     def stop_requested(self) -> bool:
-        return self._interrupted() or self._out_of_time() or self._progress.exhausted
+        return self.interrupted() or self._progress.exhausted
 
     def at_end(self, state: TrainState, *, stopped: bool) -> tuple[TrainState, list[Notice]]:
         """State to write of a run that ends with `state`, and what to say of the end.

@@ -28,7 +28,7 @@ from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import BackendError, ConfigError, DataError, InputError
 from vox_core.host import Request, Selection, choose, explain
 from vox_core.host.judge import lacking
-from vox_core.host.load import Backend
+from vox_core.host.load import Backend, call_hook, provider
 from vox_core.host.select import Seen
 from vox_core.run import plan
 from vox_core.run.plan import require_no_experts, sequence_length, settled_quant
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from vox_core import models
     from vox_core.config import DataSource, TrainSettings
-    from vox_core.contract import Objective, Quant, Reward
+    from vox_core.contract import Evaluator, Objective, Quant, Reward
     from vox_core.data.checked import CheckedFile
     from vox_core.host import Origin, Selection
     from vox_core.host.load import Backend
@@ -70,6 +70,7 @@ class RunInputs:
         reward: judges the answers that the model learns from; None where nothing does.
         teacher: whom the model learns from; None without one.
         start: the adapter to start from; None for a seeded one.
+        evaluator: evaluates the model on `--eval-suite`; None without one.
     """
 
     rows: Chosen
@@ -85,6 +86,7 @@ class RunInputs:
     reward: Reward | None = None
     teacher: ModelReference | None = None
     start: Start | None = None
+    evaluator: Evaluator | None = None
 
 
 def read_inputs(
@@ -110,6 +112,7 @@ def read_inputs(
     objective = objective_of(settings.objective_spec)
     _require_rollouts(settings, objective)
     reward = load_reward(settings.reward) if settings.reward else None
+    evaluator = _evaluator(settings.eval_suite) if settings.eval_suite else None
     rows = Chosen([], []) if only_planned and not settings.data else _rows(settings, objective)
     seen, fetching = Seen(), Fetching(progress)
     request = _request(settings, objective, origin, resumed_from)
@@ -155,7 +158,19 @@ def read_inputs(
         reward,
         teacher,
         start,
+        evaluator,
     )
+
+
+def _evaluator(suites: Sequence[Path]) -> Evaluator:
+    """Let the plugin that evaluates check the suites (B013 without one)."""
+    try:
+        plugin = provider("hooks", "vox_evaluator")
+    except BackendError as error:
+        what = "no installed plugin evaluates models"
+        raise error.but(what=what, where=f"--eval-suite {suites[0]}") from error
+    found: Evaluator = call_hook(plugin, "vox_evaluator", suites=suites)
+    return found
 
 
 def _rows(settings: TrainSettings, objective: Objective | None) -> Chosen:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from vox_core import bounded_json, models
-from vox_core.config import LoadSettings, SamplingSettings
+from vox_core.config import GenerateSettings, LoadSettings, SamplingSettings
 from vox_core.contract import AdapterState, Batch, DType, LoadJob, Model, Notice
 from vox_core.data.audit import vocabulary_of
 from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
@@ -22,7 +22,7 @@ from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_so
 from vox_core.digests import CONFIG_FILE, config_digest, folder_digest, tokenizer_digest
 from vox_core.errors import DataError
 from vox_core.host import Origin, Request, Seen, explain
-from vox_core.host.load import Context, Observe, ignore
+from vox_core.host.load import Backend, Context, Observe, ignore
 from vox_core.host.probe import Hardware
 from vox_core.run.artifacts import versions
 from vox_core.run.generate import (
@@ -43,7 +43,8 @@ from vox_core.weights import Weights
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from vox_core.contract import Floats
+    from vox_core.contract import ExecutionPlan, Floats
+    from vox_core.run.inputs import RunInputs
 
 ADAPTER = "adapter"
 Message: TypeAlias = "Mapping[str, Any]"
@@ -363,13 +364,52 @@ def open_model(
             adapter=ADAPTER if source.adapter else None,
             positions=opened.positions,
             identity=lambda: _identity(opened.job, source.adapter),
-            computed_by={
-                **opened.computed_by,
-                "tokenizer": tokenizer_digest(source.base.tokenizer),
-                "config": config_digest(source.base.path),
-                "contract": source.manifest.get("contract"),
+            computed_by=opened.computed_by,
+        )
+
+
+@contextmanager
+def open_trained(
+    inputs: RunInputs, plan: ExecutionPlan, trainer: Model, adapter: AdapterState, step: int
+) -> Iterator[OpenModel]:
+    """Let the model of a run answer while it is trained.
+
+    Args:
+        adapter: values of the trainer's learner `ADAPTER`, for the model's identity.
+        step: the last one taken.
+    """
+    base, hardware = inputs.model, inputs.selection.hardware
+    job = LoadJob(base.path, plan.dtype, inputs.quant)
+    # How many rows at once decides the last bits, so it does not go by the memory that is free.
+    with closing(Generator(trainer, most_rows(hardware))) as generator:
+        yield OpenModel(
+            f"{base.id} after step {step}",
+            generator,
+            load_tokenizer(base.tokenizer),
+            GenerateSettings(),
+            adapter=ADAPTER,
+            positions=positions(inputs.config),
+            identity=lambda: _identity(job, adapter),
+            computed_by={  # a trainer may compute otherwise in the last bits
+                **_computed_by(inputs.backend, hardware, job, base, plan.contract.digest),
+                "trainer": True,
             },
         )
+
+
+def _computed_by(
+    backend: Backend, hardware: Hardware, job: LoadJob, model: models.LocalModel, contract: object
+) -> dict[str, object]:
+    return {
+        "backend": backend.id,
+        "device": _device(hardware),
+        "dtype": job.dtype,
+        "quant": job.quant,
+        "versions": versions(backend),
+        "tokenizer": tokenizer_digest(model.tokenizer),
+        "config": config_digest(model.path),
+        "contract": contract,
+    }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -381,7 +421,8 @@ class OpenBase:
         positions: tokens that the model can read; None: no limit.
         vocabulary: ids that it has embeddings for; None if it does not say.
         job: how the model was loaded.
-        computed_by: backend, device, dtype, quantisation and versions.
+        computed_by: backend, device, dtype, quantisation, versions, the digests of tokenizer and
+            config.json, and of the contract that the adapter was trained under.
     """
 
     model: Model
@@ -437,13 +478,8 @@ def open_base(
     ):
         for name, adapter in adapters.items():
             model.add_adapter(name, adapter)
-        computed_by = {
-            "backend": backend.id,
-            "device": _device(selection.hardware),
-            "dtype": dtype,
-            "quant": quant,
-            "versions": versions(backend),
-        }
+        contract = source.manifest.get("contract")
+        computed_by = _computed_by(backend, selection.hardware, job, source.base, contract)
         vocabulary = vocabulary_of(config)
         yield OpenBase(model, generator, positions(config), vocabulary, job, computed_by)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from vox_core.contract import (
+    Evaluation,
     Event,
     ExecutionPlan,
     LoadJob,
@@ -48,7 +49,9 @@ from vox_core.run.checkpoint import (
     Origin,
     Retention,
 )
+from vox_core.run.folder import EVALUATIONS
 from vox_core.run.learner import NAME, Learner, Untouched, before_update, facts_of, require_same
+from vox_core.run.load import open_trained
 from vox_core.run.rollouts import Rollouts, Scorer, take_old_log_probs
 from vox_core.run.start import REFERENCE
 from vox_core.run.weighing import References, Scores, total_weight
@@ -136,7 +139,8 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
         )
         with _source(plan, trainer, context) as source:
             try:
-                stopped = _follow(session, writer, learner, source, emit)
+                evaluate = partial(_evaluate, session, writer, trainer, learner, emit)
+                stopped = _follow(session, writer, learner, source, emit, evaluate)
             except Untouched:
                 if _at_boundary(plan, learner.step):
                     writer.submit(learner.state())
@@ -155,8 +159,10 @@ def _follow(
     learner: Learner,
     source: StepSource,
     emit: Callable[[Event], None],
+    evaluate: Callable[[], None],
 ) -> bool:
-    """Take the steps, with validations and checkpoints; return whether the run was stopped.
+    """Take the steps, with validations, checkpoints and evaluations; return whether the run was
+    stopped.
 
     The state after a step is complete, with all its events sent, before the next one begins; an
     interrupt before that step's update keeps it.
@@ -168,6 +174,7 @@ def _follow(
 
     if learner.step == 0 and plan.data.valid is not None:
         validate()
+    evaluate()  # after a kill, completes what is there
     session.metrics.begin()
     for step in steps_of(plan, learner.step + 1, source):
         done = learner.take(step)
@@ -178,11 +185,40 @@ def _follow(
             continue  # neither validated nor kept: a run cannot go on from here
         if step.evaluate:
             validate()
-        if writer.due(learner.step):
+        # The last checkpoint is written when all is done, its evaluation included.
+        if writer.due(learner.step) and learner.step < plan.contract.total_steps:
             writer.submit(learner.state())
+        evaluate()
         if learner.any_of(session.controller.stop_requested()):
             return True
     return False
+
+
+def _evaluate(
+    session: Session,
+    writer: CheckpointWriter,
+    trainer: Trainer,
+    learner: Learner,
+    emit: Callable[[Event], None],
+) -> None:
+    """Evaluate the model as it is now, if it is due after this step. An interrupt or a failure
+    leaves a checkpoint."""
+    plan, step = session.plan, learner.step
+    evaluator, total = plan.inputs.evaluator, plan.contract.total_steps
+    due = step == 0 or is_validated(step, total, plan.settings.eval_every)
+    if evaluator is None or not due or not session.world.leads:
+        return
+    state, folder = learner.state(), plan.run.path / EVALUATIONS / f"step-{step}"
+    try:
+        with open_trained(plan.inputs, plan.execution, trainer, state.adapter, step) as model:
+            scores = evaluator.evaluate(model, folder, emit, session.controller.interrupted)
+    except BaseException:
+        if step:
+            writer.submit(state)
+        raise
+    if scores is not None:
+        named = {f"eval/{task}": score for task, score in scores.items()}
+        emit(Evaluation(step, named, str(folder)))
 
 
 def _at_boundary(plan: RunPlan, step: int) -> bool:

@@ -282,6 +282,9 @@ def in_force(settings: TrainSettings) -> dict[str, Any]:
         told[name] = _absolute(getattr(settings, name), told[name])
     if Path(settings.model).exists():
         told["model"] = str(Path(settings.model).resolve())
+    told["eval_suite"] = [  # an installed suite has a name, and no path
+        str(suite.resolve() if suite.is_file() else suite) for suite in settings.eval_suite
+    ]
     return told
 
 

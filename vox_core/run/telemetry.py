@@ -33,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from vox_core import files
 from vox_core.contract import (
+    Evaluation,
     Event,
     Notice,
     ObjectiveMetrics,
@@ -244,7 +245,7 @@ class Summary:
         seconds: of work, without the time between a process that ended and a resume.
         losses, loss: of each step, and of the last one.
         held_out: validation losses; step 0 is before training.
-        metrics: the objective's, by name.
+        metrics: the objective's, and scores of evaluations, by name.
         tokens_per_second: over all steps that were taken.
         memory: peak bytes.
         checkpoints: steps of the checkpoints in the folder.
@@ -327,8 +328,8 @@ class _Tally:
                 self._step(event)
             case Validation(number, loss):
                 summary.held_out.append((number, finite(loss)))
-            case ObjectiveMetrics():
-                self._metrics(event)
+            case ObjectiveMetrics(number, metrics) | Evaluation(number, metrics):
+                self._metrics(number, metrics)
             case Resumed():
                 self.outcome = None
                 summary.resumes += 1
@@ -346,9 +347,11 @@ class _Tally:
         summary.step = max(start.first_step - 1, 0)
         summary.loss = summary.losses[-1][1] if summary.losses else None
 
-    def _metrics(self, measured: ObjectiveMetrics) -> None:
-        for name, value in measured.metrics.items():
-            self.summary.metrics.setdefault(name, []).append((measured.step, finite(value)))
+    def _metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            curve = self.summary.metrics.setdefault(name, [])
+            # A resumed run completes the evaluation after its last step.
+            curve[:] = [*(point for point in curve if point[0] < step), (step, finite(value))]
 
     def _step(self, step: StepDone) -> None:
         summary = self.summary

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,14 +91,13 @@ def _won(place: Path, run: Path, base: Path) -> list[dict[str, object]]:
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     """`write("rows.jsonl", row, ...)`: a file of rows, or of a text."""
+    return partial(write_in, tmp_path)
 
-    def written(name: str, *rows: object) -> Path:
-        file = tmp_path / name
-        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-        file.write_text("\n".join(lines))
-        return file
 
-    return written
+def write_in(folder: Path, name: str, *rows: object) -> Path:
+    file = folder / name
+    file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return file
 
 
 SUITE = """
@@ -131,6 +131,10 @@ scorer = "perplexity"
 @pytest.fixture
 def suite(write: Write) -> Path:
     """A suite of four tasks and 15 examples."""
+    return write_suite(write)
+
+
+def write_suite(write: Write) -> Path:
     write("say.jsonl", *({"prompt": f"Say {n}.", "ideal": [str(n), "A", "B"]} for n in range(5)))
     ends = ["one", "twenty", " three hundred"]
     picks = [{"prompt": f"Pick {n}:", "choices": ends, "ideal": n % 3} for n in range(2)]

@@ -10,6 +10,7 @@
     page.py         samples of one evaluation or two -> scorecard.html
     gate.py         gate.toml, and its decision on scorecards
     leakage.py      rows of a suite that a run was trained on
+    training.py     evaluations of a model while it is trained
     promotion.py    evaluations, decision, records; the same decision from records alone
     registry.py     names of promoted models
     cli.py          the commands

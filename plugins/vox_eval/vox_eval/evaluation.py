@@ -18,7 +18,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,6 +86,10 @@ class Report:
     own: Evaluated
     other: Evaluated | None = None
     comparison: Mapping[str, TaskComparison] | None = None
+
+
+class Stopped(Exception):
+    """The evaluation was stopped on the way."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,19 +175,39 @@ def evaluate(
     with open_model(
         reference, chosen, observe=observe, backend_origin=origin, progress=progress
     ) as model:
-        decides = _decides(model, suite)
-        digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-        folder = out or default_folder(suite, reference, digest)
-        prepared = [
-            _prepared(model, task, at) for task in suite.tasks for at in range(len(task.examples))
-        ]
-        with computed_in(folder, {"digest": digest, **decides}, model.title, observe):
-            lines = _run(model, prepared, folder / SAMPLES, observe)
-            with storage_errors(folder):
-                samples = (folder / SAMPLES).read_bytes()
-            card = scorecard(suite, lines, samples, digest=digest, model=model.title)
-            write_json(folder / SCORECARD, card.to_json())
-            write_page(folder)
+        decides = decided_by(model, suite)
+        folder = out or default_folder(suite, reference, decides["digest"])
+        return evaluate_opened(model, suite, decides, folder, observe)
+
+
+def evaluate_opened(
+    model: OpenModel,
+    suite: Suite,
+    decides: Mapping[str, Any],
+    folder: Path,
+    observe: Observe,
+    stop: Callable[[], bool] = lambda: False,
+) -> Evaluated:
+    """Evaluate a model that is open.
+
+    Args:
+        decides: as `decided_by` returns it.
+        stop: called after each example.
+
+    Raises:
+        Stopped: `stop` said so; `folder` keeps the blocks before.
+        InputError, WorkError: as `evaluate`.
+    """
+    prepared = [
+        _prepared(model, task, at) for task in suite.tasks for at in range(len(task.examples))
+    ]
+    with computed_in(folder, decides, model.title, observe):
+        lines = _run(model, prepared, folder / SAMPLES, observe, stop)
+        with storage_errors(folder):
+            samples = (folder / SAMPLES).read_bytes()
+        card = scorecard(suite, lines, samples, digest=decides["digest"], model=model.title)
+        write_json(folder / SCORECARD, card.to_json())
+        write_page(folder)
     return Evaluated(folder, card)
 
 
@@ -193,9 +217,9 @@ def default_folder(suite: Suite, reference: str, digest: str) -> Path:
     return Path("evals") / f"{suite.name}-{name or 'model'}-{digest[:8]}"
 
 
-def _decides(model: OpenModel, suite: Suite) -> dict[str, Any]:
-    """Everything that decides the samples and their scores."""
-    return {
+def decided_by(model: OpenModel, suite: Suite) -> dict[str, Any]:
+    """Return everything that decides the samples and their scores, with its digest."""
+    decides = {
         "suite": {
             "name": suite.name,
             "digest": suite.digest,
@@ -205,6 +229,8 @@ def _decides(model: OpenModel, suite: Suite) -> dict[str, Any]:
         "version": version("vox-ml-eval"),
         "batches": [BLOCK, BATCH_TOKENS, WINDOW],
     }
+    content = json.dumps(decides, sort_keys=True).encode()
+    return {"digest": hashlib.sha256(content).hexdigest(), **decides}
 
 
 # --- the folder -----------------------------------------------------------------------------------
@@ -294,11 +320,15 @@ def _kept(path: Path, prepared: Sequence[Prepared]) -> list[dict[str, Any]]:
 
 
 def _run(
-    model: OpenModel, prepared: Sequence[Prepared], path: Path, observe: Observe
+    model: OpenModel,
+    prepared: Sequence[Prepared],
+    path: Path,
+    observe: Observe,
+    stop: Callable[[], bool],
 ) -> list[dict[str, Any]]:
     """Compute what `path` lacks; return all lines."""
     lines = _kept(path, prepared)
-    progress = _Progress(len(lines), len(prepared), observe)
+    progress = _Progress(len(lines), len(prepared), observe, stop)
     for start in range(len(lines), len(prepared), BLOCK):
         block = prepared[start : start + BLOCK]
         new = [*map(_line, block, *_scored(model, block, progress))]
@@ -310,16 +340,18 @@ def _run(
 class _Progress:
     """Notices of how many examples are done, and of the time left; about twenty."""
 
-    def __init__(self, start: int, total: int, observe: Observe) -> None:
+    def __init__(self, start: int, total: int, observe: Observe, stop: Callable[[], bool]) -> None:
         self._start = self._done = start
-        self._total, self._observe = total, observe
+        self._total, self._observe, self._stop = total, observe, stop
         self._every = max(1, -(-(total - start) // PROGRESS_LINES))
         self._began = time.perf_counter()
         if start:
             observe(Notice(f"{start}/{total} examples are there from an earlier call"))
 
     def add(self) -> None:
-        """Count an example."""
+        """Count an example; raise `Stopped` if the evaluation is to stop."""
+        if self._stop():
+            raise Stopped
         self._done += 1
         new = self._done - self._start
         if new % self._every == 0 or self._done == self._total:

@@ -14,6 +14,7 @@ from tests.run.lines import read as read_lines
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import (
     CheckpointWritten,
+    Evaluation,
     Event,
     Notice,
     RunEnd,
@@ -53,6 +54,7 @@ def read(run: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_each_number_is_a_scalar(tmp_path: Path) -> None:
     events = [Notice("ready"), start(tmp_path), Validation(0, 5.0), step(1, 4.0), step(2, 3.5)]
+    events.append(Evaluation(2, {"eval/sums": 0.75}, "p"))
     tell(*events, CheckpointWritten(2, "p", 0.25), RunEnd(2, "stopped", 1.0))
     assert read(tmp_path) == {
         "validation/loss": [(0, 5.0)],
@@ -62,6 +64,7 @@ def test_each_number_is_a_scalar(tmp_path: Path) -> None:
         "train/trained_tokens": [(1, 40.0), (2, 40.0)],
         "train/tokens_per_second": [(1, 200.0), (2, 200.0)],
         "train/memory_bytes": [(1, 2.0**33), (2, 2.0**33)],
+        "eval/sums": [(2, 0.75)],
         "checkpoint/seconds": [(2, 0.25)],
     }
 

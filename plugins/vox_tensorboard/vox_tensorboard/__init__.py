@@ -15,7 +15,15 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 
-from vox_core.contract import CheckpointWritten, Event, RunEnd, RunStart, StepDone, Validation
+from vox_core.contract import (
+    CheckpointWritten,
+    Evaluation,
+    Event,
+    RunEnd,
+    RunStart,
+    StepDone,
+    Validation,
+)
 from vox_core.hookspecs import hookimpl
 
 FOLDER = "tensorboard"
@@ -74,7 +82,7 @@ class TensorBoard:
             self._close()
             self._start = event
         elif values := scalars(event):
-            assert isinstance(event, StepDone | Validation | CheckpointWritten)
+            assert isinstance(event, StepDone | Validation | Evaluation | CheckpointWritten)
             self._opened().add(event.step, values)
         if isinstance(event, RunEnd):
             self._close()
@@ -100,6 +108,8 @@ def scalars(event: Event) -> dict[str, float]:
             return _of_step(event)
         case Validation(loss=loss):
             return {"validation/loss": loss}
+        case Evaluation(scores=scores):
+            return dict(scores)
         case CheckpointWritten(seconds=seconds):
             return {"checkpoint/seconds": seconds}
     return {}
