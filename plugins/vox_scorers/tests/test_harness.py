@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from vox_core.api.commands import EvalSettings
+from vox_core.api.generating import GenerateSettings, Question, Sampling, open_model
 from vox_core.errors import ConfigError
 from vox_eval.evaluation import Report
 from vox_scorers import harness
@@ -99,6 +100,42 @@ def test_results_are_those_of_lm_evals_own_model(llama, files, backend) -> None:
         assert card.tasks[name].metrics == pytest.approx(figures, abs=1e-4, nan_ok=True)
     assert card.tasks["tiny_choice"].binary
     assert not card.tasks["tiny_rolling"].higher_is_better
+
+
+def test_long_contexts_are_cut_as_lm_evals_own_model_cuts_them(llama, tmp_path) -> None:
+    """Whether a continuation is the greedy one, in the windows of `hf`, and texts."""
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+    from lm_eval.models.huggingface import HFLM
+
+    from vox_scorers.lm_eval_model import VoxModel
+
+    theirs = HFLM(pretrained=str(llama), dtype="float32", device="cpu")
+    with open_model(str(llama), GenerateSettings(backend="cpu", dtype="fp32")) as model:
+        ours = VoxModel(model, tmp_path / "requests.jsonl", frozenset({"long"}), lambda _: None)
+        length = ours.max_length
+        context = " ".join(f"{n} é" for n in range(length))
+        given = {"until": [], "max_gen_toks": 6}
+        asked = [request("generate_until", context[at:], given) for at in range(3)]
+        assert ours.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)
+        tokens, pairs = ours.tok_encode(context), []
+        for more in (0, 1, 9):  # tokens that are too many, with a continuation of four
+            window = tokens[-(length - 3) :]
+            question = Question(window, Sampling(max_tokens=4), ())
+            ((_, reply),) = model.replies([question])
+            for last in (reply.tokens[3], 5):
+                end = [*reply.tokens[:3], last]
+                pairs.append((("", ""), tokens[-(length - 3) - more :], end))
+        found = ours._loglikelihood_tokens(pairs)
+    expected = theirs._loglikelihood_tokens(pairs, disable_tqdm=True)
+    assert [greedy for _, greedy in found] == [bool(greedy) for _, greedy in expected]
+    sums = [[total for total, _ in each] for each in (found, expected)]
+    np.testing.assert_allclose(*sums, atol=1e-4)
+
+
+def request(kind: str, *arguments: Any) -> Any:
+    from lm_eval.api.instance import Instance
+
+    return Instance(kind, {}, arguments, 0, metadata=("long", 0, 1))
 
 
 def test_an_interrupted_evaluation_continues_to_the_same_bytes(llama, files, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -160,16 +161,26 @@ def test_the_validation_rows_of_a_run(tmp_path, write) -> None:
     train = write("train.jsonl", {"prompt": "a", "completion": "b"})
     run = tmp_path / "run"
     run.mkdir()
-    plan = {"settings": {"data": [str(train)], "valid": str(valid)}}
+    read_then = {"path": str(valid), "sha256": hashlib.sha256(valid.read_bytes()).hexdigest()}
+    settings = {"data": [str(train)], "valid": str(valid)}
+    plan = {"settings": settings, "sources": {"valid": [read_then]}}
     (run / "plan.json").write_text(json.dumps(plan))
     (task,) = read("heldout", str(run)).tasks
     assert (task.id, task.table.scorer.name) == ("valid", "likelihood")
     assert [example.ideal for example in task.examples] == [("Hello",), ("b",)]
     assert task.examples[0].messages == [{"role": "user", "content": "Hi"}]
-    plan["settings"]["valid"] = ""
+    content = valid.read_bytes()
+    for now, found in ((content + b"\n", "which has changed"), (None, "no ")):
+        valid.write_bytes(now) if now else valid.unlink()
+        with pytest.raises(VoxError, match="cannot be used") as caught:
+            read("heldout", str(run))
+        assert found in str(caught.value.found)
+    valid.write_bytes(content)
+    settings["valid"] = ""
     (run / "plan.json").write_text(json.dumps(plan))
     with pytest.raises(VoxError, match="cannot be used") as caught:
         read("heldout", str(run))
     assert caught.value.found == "a run without a validation file"
-    with pytest.raises(VoxError, match="cannot be used"):
-        read("heldout", "smollm2-135m")
+    for other in ("smollm2-135m", ""):
+        with pytest.raises(VoxError, match="cannot be used"):
+            read("heldout", other)

@@ -153,7 +153,12 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
         sure = [bool((part > math.log(0.5)).all()) for part in parts]
         open_ = [] if not self._greedy else [i for i, each in enumerate(sure) if not each]
         questions = [
-            Question(block[i][1][-most:], Sampling(max_tokens=len(block[i][2])), ()) for i in open_
+            Question(
+                block[i][1][-(most + 1 - len(block[i][2])) :],
+                Sampling(max_tokens=len(block[i][2])),
+                (),
+            )
+            for i in open_
         ]
         for at, reply in self._model.replies(questions):
             sure[open_[at]] = list(reply.tokens) == list(block[open_[at]][2])

@@ -16,14 +16,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from vox_core.api.files import JsonFault, read_json
-from vox_core.api.rows import find_split
+from vox_core.api.files import JsonFault, file_sha256, read_json
+from vox_core.api.rows import find_split, is_remote
 from vox_core.api.runs import PLAN
 from vox_core.errors import ConfigError
 
@@ -50,9 +50,14 @@ def _require(suite: str, module: str, package: str) -> None:
 
 
 def heldout(part: str, model: str) -> list[Table]:
-    """The validation rows of a run: bits per byte of their answers."""
+    """The validation rows of a run, as it read them: bits per byte of their answers."""
+    if not model:
+        raise _unusable(
+            "heldout", "a run that is still to be trained", "a run", "leave it out; see --valid"
+        )
     try:
-        settings = read_json(Path(model) / PLAN)["settings"]
+        plan = read_json(Path(model) / PLAN)
+        settings, sources = plan["settings"], plan["sources"]["valid"]
         valid = settings.get("valid")
         files = find_split(
             [Path(each) for each in settings["data"]], Path(valid) if valid else None
@@ -68,6 +73,7 @@ def heldout(part: str, model: str) -> list[Table]:
             "a run with --valid, or with valid.jsonl beside its data",
             "name held-out rows in a suite, with the scorer likelihood",
         )
+    _require_same(files, {each["sha256"] for each in sources})
     return [
         {
             "id": f"{file.stem}-{number}" if number else file.stem,
@@ -76,6 +82,15 @@ def heldout(part: str, model: str) -> list[Table]:
         }
         for number, file in enumerate(files)
     ]
+
+
+def _require_same(files: Sequence[Path], then: Collection[str]) -> None:
+    """Refuse local files that are not those that the run read."""
+    for file in files:
+        if not is_remote(file) and (not file.is_file() or file_sha256(file) not in then):
+            found = f"{file}, which has changed" if file.exists() else f"no {file}"
+            remedy = "put the file of the training run back, or name rows in a suite"
+            raise _unusable("heldout", found, "the validation file that the run read", remedy)
 
 
 def human_eval(part: str, model: str) -> list[Table]:
