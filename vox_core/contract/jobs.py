@@ -104,11 +104,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     def evaluate(
-        self,
-        model: object,
-        folder: Path,
-        observe: Callable[[Event], None],
-        stop: Callable[[], bool],
+        self, model: object, folder: Path, emit: Callable[[Event], None], stop: Callable[[], bool]
     ) -> Mapping[str, float] | None:
         """Evaluate a model into a folder, or complete the evaluation that is there.
 

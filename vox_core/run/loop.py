@@ -139,7 +139,7 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
         )
         with _source(plan, trainer, context) as source:
             try:
-                evaluate = partial(_evaluate, session, writer, trainer, learner, emit)
+                evaluate = partial(_evaluate, session, writer, trainer, learner, context)
                 stopped = _follow(session, writer, learner, source, emit, evaluate)
             except Untouched:
                 if _at_boundary(plan, learner.step):
@@ -195,11 +195,7 @@ def _follow(
 
 
 def _evaluate(
-    session: Session,
-    writer: CheckpointWriter,
-    trainer: Trainer,
-    learner: Learner,
-    emit: Callable[[Event], None],
+    session: Session, writer: CheckpointWriter, trainer: Trainer, learner: Learner, context: Context
 ) -> None:
     """Evaluate the model as it is now, if it is due after this step. An interrupt or a failure
     leaves a checkpoint."""
@@ -211,14 +207,15 @@ def _evaluate(
     state, folder = learner.state(), plan.run.path / EVALUATIONS / f"step-{step}"
     try:
         with open_trained(plan.inputs, plan.execution, trainer, state.adapter, step) as model:
-            scores = evaluator.evaluate(model, folder, emit, session.controller.interrupted)
+            stop = session.controller.interrupted
+            scores = evaluator.evaluate(model, folder, context.emit, stop)
     except BaseException:
         if step:
             writer.submit(state)
         raise
     if scores is not None:
         named = {f"eval/{task}": score for task, score in scores.items()}
-        emit(Evaluation(step, named, str(folder)))
+        context.emit(Evaluation(step, named, str(folder)))
 
 
 def _at_boundary(plan: RunPlan, step: int) -> bool:

@@ -26,7 +26,7 @@ from functools import partial
 from importlib.metadata import version
 from itertools import groupby, islice, starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -58,6 +58,7 @@ from vox_eval.suites import Suite, Task, read_suites
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Stop: TypeAlias = Callable[[], bool]
 FORMAT = 1
 AGAINST = "against"
 """Folder of the other model within `--out`."""
@@ -186,7 +187,7 @@ def evaluate_opened(
     decides: Mapping[str, Any],
     folder: Path,
     observe: Observe,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = lambda: False,
 ) -> Evaluated:
     """Evaluate a model that is open.
 
@@ -320,11 +321,7 @@ def _kept(path: Path, prepared: Sequence[Prepared]) -> list[dict[str, Any]]:
 
 
 def _run(
-    model: OpenModel,
-    prepared: Sequence[Prepared],
-    path: Path,
-    observe: Observe,
-    stop: Callable[[], bool],
+    model: OpenModel, prepared: Sequence[Prepared], path: Path, observe: Observe, stop: Stop
 ) -> list[dict[str, Any]]:
     """Compute what `path` lacks; return all lines."""
     lines = _kept(path, prepared)
@@ -340,7 +337,7 @@ def _run(
 class _Progress:
     """Notices of how many examples are done, and of the time left; about twenty."""
 
-    def __init__(self, start: int, total: int, observe: Observe, stop: Callable[[], bool]) -> None:
+    def __init__(self, start: int, total: int, observe: Observe, stop: Stop) -> None:
         self._start = self._done = start
         self._total, self._observe, self._stop = total, observe, stop
         self._every = max(1, -(-(total - start) // PROGRESS_LINES))

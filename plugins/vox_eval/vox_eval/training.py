@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 from vox_core.api.files import JsonFault, read_json
 from vox_core.api.generating import OpenModel
@@ -22,6 +21,7 @@ from vox_eval.scorecard import EVALUATION
 from vox_eval.suites import read_suites
 
 PACE = 10.0
+"""Seconds between the lines of progress that are shown."""
 
 
 class SuiteEvaluator(Evaluator):
@@ -35,15 +35,15 @@ class SuiteEvaluator(Evaluator):
         self._suite = read_suites(suites)
 
     def evaluate(
-        self, model: object, folder: Path, observe: Observe, stop: Callable[[], bool]
+        self, model: object, folder: Path, emit: Observe, stop: Callable[[], bool]
     ) -> Mapping[str, float] | None:
-        opened = cast("OpenModel", model)
-        decides = decided_by(opened, self._suite)
+        assert isinstance(model, OpenModel)
+        decides = decided_by(model, self._suite)
         if _digest(folder) not in (None, decides["digest"]):
-            observe(Notice(f"{folder} has an evaluation of another model, and is replaced"))
+            emit(Notice(f"{folder} has an evaluation of another model, and is replaced"))
             shutil.rmtree(folder)
         try:
-            done = evaluate_opened(opened, self._suite, decides, folder, _paced(observe), stop)
+            done = evaluate_opened(model, self._suite, decides, folder, _paced(emit), stop)
         except Stopped:
             return None
         return {id: task.score for id, task in done.card.tasks.items()}
