@@ -117,14 +117,13 @@ def test_long_contexts_are_cut_as_lm_evals_own_model_cuts_them(llama, tmp_path) 
         given = {"until": [], "max_gen_toks": 6}
         asked = [request("generate_until", context[at:], given) for at in range(3)]
         assert ours.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)
-        tokens, pairs = ours.tok_encode(context), []
-        for more in (0, 1, 9):  # tokens that are too many, with a continuation of four
-            window = tokens[-(length - 3) :]
-            question = Question(window, Sampling(max_tokens=4), ())
+        rng, pairs = np.random.default_rng(0), []
+        for more in (0, 1, 9, 9, 9, 9):  # tokens that are too many, with a continuation of four
+            before = rng.integers(0, len(model.tokenizer), length - 3 + more).tolist()
+            question = Question(before[-(length - 3) :], Sampling(max_tokens=4), ())
             ((_, reply),) = model.replies([question])
             for last in (reply.tokens[3], 5):
-                end = [*reply.tokens[:3], last]
-                pairs.append((("", ""), tokens[-(length - 3) - more :], end))
+                pairs.append((("", ""), before, [*reply.tokens[:3], last]))
         found = ours._loglikelihood_tokens(pairs)
     expected = theirs._loglikelihood_tokens(pairs, disable_tqdm=True)
     assert [greedy for _, greedy in found] == [bool(greedy) for _, greedy in expected]
