@@ -15,6 +15,7 @@ from tests.run.lines import read
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import (
     CheckpointWritten,
+    Evaluation,
     Event,
     FastPaths,
     Notice,
@@ -40,6 +41,7 @@ EVENTS = [
     FastPaths({"adapters": 14}, {"adapters with DoRA": 2}),
     StepSkipped(3, 2.5, 1e9),
     Validation(3, 2.25),
+    Evaluation(3, {"eval/sums": 0.75}, "r/evaluations/step-3"),
     CheckpointWritten(3, "r/checkpoints/step-3", 0.125),
     Notice("hello"),
     Notice("careful", "warning"),

@@ -170,11 +170,10 @@ def test_the_validation_rows_of_a_run(tmp_path, write) -> None:
     assert [example.ideal for example in task.examples] == [("Hello",), ("b",)]
     assert task.examples[0].messages == [{"role": "user", "content": "Hi"}]
     content = valid.read_bytes()
-    for now, found in ((content + b"\n", "which has changed"), (None, "no ")):
-        valid.write_bytes(now) if now else valid.unlink()
-        with pytest.raises(VoxError, match="cannot be used") as caught:
-            read("heldout", str(run))
-        assert found in str(caught.value.found)
+    valid.write_bytes(content + b"\n")
+    with pytest.raises(VoxError, match="cannot be used") as caught:
+        read("heldout", str(run))
+    assert "which has changed" in str(caught.value.found)
     valid.write_bytes(content)
     settings["valid"] = ""
     (run / "plan.json").write_text(json.dumps(plan))

@@ -87,10 +87,10 @@ def heldout(part: str, model: str) -> list[Table]:
 def _require_same(files: Sequence[Path], then: Collection[str]) -> None:
     """Refuse local files that are not those that the run read."""
     for file in files:
-        if not is_remote(file) and (not file.is_file() or file_sha256(file) not in then):
-            found = f"{file}, which has changed" if file.exists() else f"no {file}"
-            remedy = "put the file of the training run back, or name rows in a suite"
-            raise _unusable("heldout", found, "the validation file that the run read", remedy)
+        if not is_remote(file) and file_sha256(file) not in then:
+            found, expected = f"{file}, which has changed", "the validation file that the run read"
+            remedy = "put that file back, or name rows in a suite"
+            raise _unusable("heldout", found, expected, remedy)
 
 
 def human_eval(part: str, model: str) -> list[Table]:
