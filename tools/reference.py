@@ -133,7 +133,7 @@ An error says what is wrong, where, what was found, what was expected and what t
 | 0 | done |
 | 1 | failed while working; what was done is kept |
 | 2 | wrong usage or bad input, found before any work |
-| 130 | stopped by the user; `vox train --resume RUN` goes on |
+| 130 | stopped by the user; `vox train --resume RUN` continues |
 """
 
 

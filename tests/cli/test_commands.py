@@ -418,7 +418,7 @@ def test_model_pull_of_an_unknown_model(vox) -> None:
 
 
 VERDICTS = (
-    Verdict("cpu", "0.1.0", "vox-ml-cpu", "eligible", "2 cores"),
+    Verdict("cpu", "0.1.0", "vox-ml-cpu", "available", "2 cores"),
     Verdict("longer", "1", "other", "broken", "no manifest"),
 )
 
@@ -426,11 +426,11 @@ VERDICTS = (
 def test_backend_list(vox, monkeypatch) -> None:
     monkeypatch.setattr("vox_core.cli.backends.list_backends", lambda: VERDICTS)
     assert vox("backend", "list").out.splitlines() == [
-        "cpu     0.1.0  eligible  2 cores",
-        "longer  1      broken    no manifest",
+        "cpu     0.1.0  available  2 cores",
+        "longer  1      broken     no manifest",
     ]
     listed = json.loads(vox("backend", "list", "--json").out)
-    assert [each["status"] for each in listed] == ["eligible", "broken"]
+    assert [each["status"] for each in listed] == ["available", "broken"]
 
 
 def test_backend_list_without_backends(vox, monkeypatch) -> None:

@@ -49,10 +49,12 @@ CASES = {
     ),
     "no driver": Case([CPU, CUDA_ABSENT], "cpu", "the only usable backend"),
     "an accelerator's backend on the CPU accelerates nothing": Case(
-        [CPU, MLX_CPU], "cpu", "priority 10, before mlx with 5"
+        [CPU, MLX_CPU], "cpu", "higher priority than mlx (10 vs 5)"
     ),
     "higher priority": Case(
-        [CUDA, backend("other", here("nvidia"), 60)], "other", "priority 60, before cuda with 50"
+        [CUDA, backend("other", here("nvidia"), 60)],
+        "other",
+        "higher priority than cuda (60 vs 50)",
     ),
     "tie": Case([CPU, backend("third", here("cpu"))], "B005", "distribution vox-ml-third"),
     "no tie with one that is refused": Case(
@@ -306,7 +308,7 @@ def test_the_record_tells_all_of_it() -> None:
     assert record["chosen"] == "cuda"
     assert record["hardware"]["devices"][0]["tag"] == "nvidia"
     statuses = {verdict["id"]: verdict["status"] for verdict in record["verdicts"]}
-    assert statuses == {"bad": "broken", "cpu": "eligible", "cuda": "chosen"}
+    assert statuses == {"bad": "broken", "cpu": "available", "cuda": "chosen"}
 
 
 def test_others_are_not_asked_for_when_one_is() -> None:

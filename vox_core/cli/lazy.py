@@ -117,7 +117,7 @@ class LazyGroup(Group):
                     entry = Lazy(command.entry, command.help, command.plugin)
                     entries.setdefault(below[0], []).append(entry)
                 elif below and below[0] not in entries:
-                    entries[below[0]] = [Lazy("", "Plugin commands.")]
+                    entries[below[0]] = [Lazy("", command.help)]
         return {name: tuple(found) for name, found in entries.items() if name not in self.table}
 
     def list_commands(self, ctx: click.Context) -> list[str]:

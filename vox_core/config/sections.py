@@ -276,8 +276,8 @@ class TrainSettings(DataSettings):
     )
     objective: str = Field(
         "sft",
-        description="What training minimises: sft, or an objective of a plugin, such as dpo, orpo, "
-        "simpo, kto, grpo, ppo, distill. docs/guide/objectives.md says which one to use.",
+        description="Training objective: sft, or an objective of a plugin, such as dpo, orpo, "
+        "simpo, kto, grpo, ppo, distill. docs/guide/objectives.md compares them.",
     )
     objective_options: Annotated[Mapping[str, str], BeforeValidator(_pairs)] = Field(
         {},
@@ -286,20 +286,18 @@ class TrainSettings(DataSettings):
     )
     reward: str | None = Field(
         None,
-        description="What judges the answers that the model learns from: exact, regex, numeric, "
-        "json, python or FILE.py:FUNCTION.",
+        description="Reward function for sampled answers: exact, regex, numeric, json, python "
+        "or FILE.py:FUNCTION.",
     )
     teacher: str | None = Field(
-        None, description="Model or run to learn from, with the same tokenizer, for distillation."
+        None, description="Teacher model or run for distillation; must have the same tokenizer."
     )
-    rollouts: PositiveInt = Field(
-        8, description="Answers to each prompt that the model learns from."
-    )
-    rollout_tokens: PositiveInt = Field(256, description="Max tokens of such an answer.")
+    rollouts: PositiveInt = Field(8, description="Sampled answers per prompt.")
+    rollout_tokens: PositiveInt = Field(256, description="Max tokens of a sampled answer.")
     rollout_temperature: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="Temperature that they are sampled with."
+        1.0, description="Sampling temperature."
     )
-    updates: PositiveInt = Field(1, description="Optimizer steps on the same answers.")
+    updates: PositiveInt = Field(1, description="Optimizer steps on the same sampled answers.")
     rank: PositiveInt = Field(16, description="Rank of the adapter.")
     alpha: Annotated[float, Field(gt=0)] = Field(
         32.0, description="LoRA alpha; the scale is alpha / rank."
@@ -378,9 +376,9 @@ class TrainSettings(DataSettings):
         3, description="Abort after this many consecutive steps with NaN or infinite values."
     )
     processes: PositiveInt = Field(
-        1, description="Processes that share each step. They train what one process trains."
+        1, description="Processes that share the work of each step, with the result of one process."
     )
-    launcher: str = Field("torchrun", description="What starts them.")
+    launcher: str = Field("torchrun", description="Launcher that starts the processes.")
     resume: Path | Literal["auto"] | None = Field(
         None, description="Run folder to resume; auto: that of --out, or a new run."
     )
@@ -559,12 +557,12 @@ class ServeSettings(LoadSettings):
         None, description="Let clients add runs inside this folder, and remove them."
     )
     engine: str = Field(
-        "vox", description="What generates: vox, or llama.cpp or vllm (plugin `engines`)."
+        "vox", description="Inference engine: vox, or llama.cpp or vllm (plugin `engines`)."
     )
     engine_python: Path | None = Field(
-        None, description="Python of the environment that has vllm or xllamacpp."
+        None, description="Python interpreter of the environment with vllm or xllamacpp."
     )
-    engine_args: str = Field("", description='Further options of the engine: "--ctx-size 8192".')
+    engine_args: str = Field("", description='Extra engine options: "--ctx-size 8192".')
 
 
 class PluginSettings(Section):

@@ -31,7 +31,7 @@ from vox_core.host.probe import (
 
 Operation: TypeAlias = Literal["train", "merge", "load"]
 Origin: TypeAlias = Literal["--backend", "--plan", "VOX_BACKEND", "vox.toml"]
-Status: TypeAlias = Literal["chosen", "eligible", "rejected", "broken"]
+Status: TypeAlias = Literal["chosen", "available", "rejected", "broken"]
 
 ABSENT = "no such hardware: "
 _BROKEN = ("manifest", "distribution", "probe")
@@ -129,7 +129,7 @@ class Judged:
     @property
     def verdict(self) -> Verdict:
         plugin, reason = self.found, self.hardware.detail
-        status: Status = "eligible"
+        status: Status = "available"
         if self.refusal:
             status = "broken" if self.refusal.kind in _BROKEN else "rejected"
             reason = self.refusal.reason

@@ -168,7 +168,7 @@ def _why(ranked: Sequence[Judged], request: Request) -> str:
         return f"has enough memory, and {second} has not"
     if resumed:
         return "the run was started on it"
-    return f"priority {priority}, before {second} with {next_priority}"
+    return f"higher priority than {second} ({priority} vs {next_priority})"
 
 
 # --- idle accelerators ----------------------------------------------------------------------------
@@ -479,7 +479,7 @@ def explain(request: Request, seen: Seen | None = None) -> Explanation:
 
 
 def list_backends() -> tuple[Verdict, ...]:
-    """Return every installed backend: `eligible` with its hardware, or refused with the reason.
+    """Return every installed backend: `available` with its hardware, or refused with the reason.
 
     Raises:
         ConfigError: an environment variable about plugins or hardware is wrong.

@@ -175,7 +175,7 @@ def test_both_kinds_are_found_and_only_the_one_that_can_work_is_a_backend(
     }
     backends = json.loads(installed.run("-m", "vox_core.cli", "backend", "list", "--json").stdout)
     status = {each["id"]: each["status"] for each in backends}
-    assert status["torch"] == "eligible"
+    assert status["torch"] == "available"
     assert "bare" not in status
 
 

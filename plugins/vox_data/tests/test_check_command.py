@@ -48,7 +48,7 @@ def test_a_header_of_which_no_row_can_be_made_is_one_fault(vox) -> None:
     Path("rows.csv").write_text("q,a\n" + "how?,so\n" * 50)
     done = vox("data", "check", "rows.csv")
     lines = done.out.splitlines()
-    assert done.code == 2 and "1 fault, by kind:" in lines
+    assert done.code == 2 and "1 error, by kind:" in lines
     assert [line for line in lines if "rows.csv: found the fields q, a in the header" in line]
     assert lines[-1].startswith("next: correct these lines")
     assert "--field prompt=NAME --field completion=OTHER" in lines[-1]
@@ -78,7 +78,7 @@ def test_rows_are_tried_with_the_objective_and_its_fields_count_as_used(vox) -> 
     done = vox("data", "check", "judged.jsonl", "--objective", "kto")
     lines = done.out.splitlines()
     assert done.code == 2
-    assert lines[0] == "judged.jsonl: 2 prompt/completion; 1 row with faults"
+    assert lines[0] == "judged.jsonl: 2 prompt/completion; 1 row with errors"
     assert "        1  --objective kto" in lines
     assert any(line.startswith("- judged.jsonl, line 2: found no label") for line in lines)
     assert lines[-1].startswith("next: correct these lines")
@@ -90,9 +90,9 @@ def test_faults_by_kind_and_the_first_of_them_whole(vox) -> None:
     done = vox("data", "check", "bad.jsonl")
     assert (done.code, done.err) == (2, "")
     lines = done.out.splitlines()
-    assert lines[0] == "bad.jsonl: 1 prompt/completion; 35 rows with faults"
+    assert lines[0] == "bad.jsonl: 1 prompt/completion; 35 rows with errors"
     assert lines[3:6] == [
-        "35 faults, by kind:",
+        "35 errors, by kind:",
         "       30  invalid JSON",
         '        3  empty in "text"',
     ]
@@ -164,7 +164,7 @@ def test_the_chat_template_of_a_model_is_tried(vox, monkeypatch: pytest.MonkeyPa
     assert vox("data", "check", "rows.json").code == 0
     done = vox("data", "check", "rows.json", "--model", "model")
     assert done.code == 2
-    assert "rows.json: 2 messages; 1 row with faults" in done.out
+    assert "rows.json: 2 messages; 1 row with errors" in done.out
     assert "- rows.json, row 1: " in done.out and "System role not supported" in done.out
 
 

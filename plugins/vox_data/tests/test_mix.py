@@ -369,8 +369,8 @@ def test_the_command_shows_the_account(folder: Path) -> None:
     made, out = recipe(folder, a(weight=3), b(weight=1)), folder / "sub" / "train.jsonl"
     arguments = [str(made), "--out", str(out)]
     shown = CliRunner().invoke(command, arguments, catch_exceptions=False)
-    assert "a.jsonl  100   100    75.00%  75.19%" in shown.stdout
-    assert "133 rows" in shown.stdout and "made" in shown.stdout
+    assert "a.jsonl  100   100    75.00%     75.19%" in shown.stdout
+    assert "133 rows" in shown.stdout and "; written" in shown.stdout
     shown = CliRunner().invoke(command, [*arguments, "--json"], catch_exceptions=False)
     told = json.loads(shown.stdout)
     assert told["fresh"] is False

@@ -46,7 +46,7 @@ def test_without_a_model_nothing_is_tokenised(vox, data: Path, monkeypatch) -> N
     lines = dict(line.split("  ", 1) for line in done.out.splitlines() if line[0] != " ")
     told = {name: text.strip() for name, text in lines.items()}
     assert told["rows"] == "3, 1 more cannot be read: vox data check says why"
-    assert told["forms"] == "prompt/completion 67 %, text 33 %"
+    assert told["formats"] == "prompt/completion 67 %, text 33 %"
     assert told["messages"] == "2 user, 2 assistant"
     assert told["duplicates"] == f"1 rows repeat one of 1 ({data}:2 as {data}:1)"
     assert "tokens" not in told and "--seq-len" not in done.out
@@ -72,9 +72,9 @@ def test_files_are_data_and_what_is_of_chosen_rows_says_so(vox, data: Path) -> N
     said = vox("data", "stats", data).out
     assert said == vox("data", "stats", "--data", data).out
     asked = ("data", "stats", data, "--model", "tiny")
-    assert "that are chosen" not in vox(*asked).out
+    assert "filtered rows" not in vox(*asked).out
     some = vox(*asked, "--category", "a").out
-    assert "with tiny, of the 1 rows that are chosen; all else here is of all rows" in some
+    assert "with tiny, in the 1 filtered rows; the other lines cover all rows" in some
 
 
 def test_a_model_in_vox_toml_counts_as_named(vox, data: Path, monkeypatch) -> None:
@@ -117,7 +117,7 @@ def test_held_out_rows_are_counted_apart(vox, data: Path) -> None:
     done = vox("data", "stats", "--data", data, "--valid", data, "--json")
     found = json.loads(done.out)
     assert found["train"] == found["valid"]
-    assert vox("data", "stats", "--data", data, "--valid", data).out.count("forms") == 2
+    assert vox("data", "stats", "--data", data, "--valid", data).out.count("formats") == 2
 
 
 def test_without_data_it_says_so(vox) -> None:
@@ -133,5 +133,5 @@ def test_the_sides_of_pairs_are_documents_not_rows(vox, data: Path, model: None)
     assert (tokens["rows"], tokens["documents"]) == (3, 6)
     lines = vox("data", "stats", *given[:-1]).out.splitlines()
     assert "of the 6 rows" not in "".join(lines)
-    assert "--seq-len  documents cut" in lines[-3]
+    assert "--seq-len  examples cut" in lines[-3]
     assert lines[-1].split()[:5] == ["2048", "*", "0", "0", "%"]

@@ -65,10 +65,10 @@ def check(
 ) -> None:
     """List every fault of data files, and summarise their rows.
 
-    FILES are data files, as --data names them. Faults are looked for in all rows, whatever is
-    chosen among them. With --objective, rows that it cannot use are faults. Needs no model; with
-    --model or --template the chat template is tried on every row, as train would, and the masks of
-    the rows that are chosen are audited. Exit code 2 if anything is wrong.
+    FILES are data files, as for --data. All rows are checked, also those that the data filters
+    leave out. With --objective, rows that the objective cannot use are errors. Needs no model. With
+    --model or --template, every row is rendered with the chat template as for training, and the
+    masks of the filtered rows are audited. Exit code 2 if there is an error.
     """
     settings = settings_from(TrainSettings, config_file, with_files(files, flags))
     with_model = not {"model", "template"}.isdisjoint(given(flags))
@@ -109,7 +109,7 @@ def _show_check(report: CheckReport) -> None:
             names = ", ".join(f"{name} ({rows})" for name, rows in file.unused.items())
             click.echo(printable(f"  not used: {names}"))
     if report.template:
-        click.echo(printable(f"chat template of {report.template}: tried on every row"))
+        click.echo(printable(f"every row rendered with the chat template of {report.template}"))
     for note in report.notes:
         click.echo(printable(f"- {note}"))
     for side, audit in report.audits.items():
@@ -118,7 +118,7 @@ def _show_check(report: CheckReport) -> None:
             click.echo(printable(f"- {finding.kind.level}: {finding}", lines=True))
     if not (faults := report.faults).total:
         return
-    click.echo(f"\n{faults.total:,} fault{_s(faults.total)}, by kind:")
+    click.echo(f"\n{faults.total:,} error{_s(faults.total)}, by kind:")
     for kind, count in faults.kinds.most_common():
         click.echo(printable(f"{count:>9,}  {kind}"))
     click.echo(f"\nthe first {len(faults.first)}:" if len(faults.first) > 1 else "\nthe first:")
@@ -130,7 +130,7 @@ def _show_check(report: CheckReport) -> None:
 def _file(file: FileReport, names: Mapping[str, str]) -> str:
     named = ((names.get(form, form), rows) for form, rows in file.forms.most_common())
     forms = ", ".join(f"{rows:,} {form}" for form, rows in named) or "no rows"
-    wrong = f"; {file.faulty:,} row{_s(file.faulty)} with faults" if file.faulty else ""
+    wrong = f"; {file.faulty:,} row{_s(file.faulty)} with errors" if file.faulty else ""
     side = "" if file.side == "train" else f" ({file.side})"
     return f"{file.path}{side}: {forms}{wrong}"
 
@@ -154,10 +154,9 @@ def stats(
 ) -> StatsReport:
     """Count rows, lengths, duplicates, languages and attributes of data files.
 
-    FILES are data files, as --data names them. All rows are counted, whatever is chosen among them;
-    tokens are those of the chosen ones. Lengths are in characters, and nothing is tokenised, unless
-    a model is named, here or in vox.toml: then in tokens, with what is trained and what each limit
-    would cut.
+    FILES are data files, as for --data. All rows are counted, also those that the data filters
+    leave out. Lengths are in characters. With a model, from --model or vox.toml, the filtered rows
+    are tokenised too: tokens, trained tokens, and the tokens that each --seq-len would cut.
     """
     settings = settings_from(TrainSettings, config_file, with_files(files, flags))
     named = "model" in given(flags) or source_of(TrainSettings, "model", config_file) != "default"
@@ -193,21 +192,21 @@ def _stats_rows(found: Stats) -> Iterator[tuple[str, str]]:
     if len(found.files) > 1:
         for path, rows in found.files.items():
             yield f"  {path}", f"{rows:,}"
-    yield "forms", _shares(found.forms, found.rows)
+    yield "formats", _shares(found.forms, found.rows)
     if found.tokens:
         tokens = found.tokens
         share = tokens.trained / tokens.tokens if tokens.tokens else 0
-        of = f", of the {tokens.rows:,} rows that are chosen; all else here is of all rows"
+        of = f", in the {tokens.rows:,} filtered rows; the other lines cover all rows"
         chosen = of if tokens.rows != found.rows else ""
         yield "tokens", f"{tokens.lengths.total:,} with {tokens.model}{chosen}"
         yield (
             "  at seq-len",
-            f"{tokens.tokens:,} of at most {tokens.seq_len:,} a {_unit(tokens)}, "
+            f"{tokens.tokens:,}, at most {tokens.seq_len:,} per {_unit(tokens)}; "
             f"{tokens.trained:,} trained ({share:.1%})",
         )
-        yield f"  a {_unit(tokens)}", _lengths(tokens.lengths)
+        yield f"  per {_unit(tokens)}", _lengths(tokens.lengths)
     yield "characters", f"{found.characters.total:,}"
-    yield "  a row", _lengths(found.characters)
+    yield "  per row", _lengths(found.characters)
     yield "messages", ", ".join(f"{n:,} {role}" for role, n in found.roles.items()) or "none"
     turns = {f"{n} answer{'' if n == 1 else 's'}": rows for n, rows in found.turns.items()}
     yield "turns", _shares(turns, sum(found.turns.values())) or "none"
@@ -229,8 +228,8 @@ def _share(n: int, of: int) -> str:
 
 
 def _lengths(found: Lengths) -> str:
-    told = ", ".join(f"{p} %: {length:,}" for p, length in found.percentiles.items())
-    return f"{found.mean:,.0f} in the mean, longest {found.longest:,}; up to {told}"
+    told = ", ".join(f"p{p} {length:,}" for p, length in found.percentiles.items())
+    return f"mean {found.mean:,.0f}, max {found.longest:,}, {told}"
 
 
 def _duplicates(found: Stats) -> str:
@@ -243,7 +242,7 @@ def _duplicates(found: Stats) -> str:
 
 
 def _unit(tokens: TokenStats) -> str:
-    return "document" if tokens.documents > tokens.rows else "row"
+    return "example" if tokens.documents > tokens.rows else "row"
 
 
 def _truncation(tokens: TokenStats) -> Iterator[list[str]]:
@@ -272,20 +271,20 @@ def _truncation(tokens: TokenStats) -> Iterator[list[str]]:
             ["--row", "places"],
             metavar="[FILE:]LINE",
             multiple=True,
-            help="Show this row instead; without FILE where there is one. Repeatable.",
+            help="Show this row instead. FILE: may be omitted for a single file. Repeatable.",
         ),
         click.Option(
             ["--seed"], type=click.IntRange(0), default=0, help="Seed of the rows.  [default: 0]"
         ),
-        click.Option(["--weights"], is_flag=True, help="Show the weight of what is trained."),
+        click.Option(["--weights"], is_flag=True, help="Show the weights of trained tokens."),
         click.Option(
-            ["--audit", "whole"], is_flag=True, help="Audit all rows, however long it takes."
+            ["--audit", "whole"], is_flag=True, help="Audit all rows, not only those shown."
         ),
         click.Option(
             ["--html"],
             metavar="FILE",
             type=click.Path(path_type=Path),
-            help="Write a page for a browser instead, which needs no network.",
+            help="Write a self-contained HTML page instead.",
         ),
         json_option(),
     ],
@@ -306,9 +305,9 @@ def preview(
 ) -> PreviewReport:
     """Show rows as the chat template renders them, with the trained text marked.
 
-    FILES are data files, as --data names them. The rows are spread over the data. Special tokens
-    are shown; what is trained is green, or, where there is no colour, in ⟦brackets⟧. At the end
-    stands what the audit of the masks found.
+    FILES are data files, as for --data. The rows are spread over the data. Trained text is green,
+    or in ⟦brackets⟧ without colours; special tokens are shown. The findings of the mask audit
+    follow.
     """
     settings = settings_from(TrainSettings, config_file, with_files(files, flags))
     from vox_data.preview import preview as look
@@ -408,11 +407,9 @@ def _styled(line: str, style: dict[str, Any]) -> str:
             metavar="FILE",
             type=click.Path(path_type=Path),
             required=True,
-            help="JSONL file to make; its report is beside it, as FILE.mix.json.",
+            help="JSONL file to write; the report is written next to it, as FILE.mix.json.",
         ),
-        click.Option(
-            ["--force"], is_flag=True, help="Make it anew, whatever is in its place already."
-        ),
+        click.Option(["--force"], is_flag=True, help="Overwrite any existing file."),
         json_option(),
     ],
     epilog="Example: vox data mix mix.toml --out train.jsonl",
@@ -420,7 +417,7 @@ def _styled(line: str, style: dict[str, Any]) -> str:
 def mix(recipe: Path, out: Path, force: bool, as_json: bool) -> MixReport:
     """Mix rows of several files into one, in the proportions of MIX.TOML.
 
-    The same recipe and the same files give the same bytes. What is up to date is not made again.
+    The same recipe and the same files give the same bytes. An up-to-date mixture is not rebuilt.
     """
     from vox_data.mix import mix as make_mixture
 
@@ -434,8 +431,9 @@ def mix(recipe: Path, out: Path, force: bool, as_json: bool) -> MixReport:
 
 
 def _show_mix(report: MixReport, out: Path) -> None:
-    print_columns([("source", "rows", "taken", "asked", "share", "left out"), *_mix_rows(report)])
-    done = "made" if report.fresh else "up to date, nothing written"
+    head = ("source", "rows", "taken", "requested", "share", "left out")
+    print_columns([head, *_mix_rows(report)])
+    done = "written" if report.fresh else "up to date, nothing written"
     print_table(
         {
             "mixture": f"{out}: {report.rows:,} rows, {report.bytes / 1e6:,.1f} MB; {done}",
@@ -473,16 +471,16 @@ def _taken(source: SourceReport) -> str:
             ["--from", "teacher"],
             required=True,
             metavar="RUN|MODEL|URL",
-            help="Who answers: a run, a model, or the address of an OpenAI-compatible server.",
+            help="Teacher: a run, a model, or the address of an OpenAI-compatible server.",
         ),
         click.Option(
             ["--recipe", "recipe_file"],
             required=True,
             type=click.Path(path_type=Path),
-            help="What to ask, and which answers to keep (TOML).",
+            help="Recipe file (TOML): prompts, sampling, checks.",
         ),
         click.Option(
-            ["--out"], required=True, type=click.Path(path_type=Path), help="Folder of the rows."
+            ["--out"], required=True, type=click.Path(path_type=Path), help="Output folder."
         ),
         click.Option(["--backend"], help="Use this backend only."),
         click.Option(
@@ -498,9 +496,10 @@ def _taken(source: SourceReport) -> str:
 def generate(
     teacher: str, recipe_file: Path, out: Path, backend: str | None, dtype: Any, as_json: bool
 ) -> None:
-    """Let a teacher answer the prompts of a recipe, and keep the answers that pass its checks.
+    """Generate rows: a teacher answers a recipe's prompts; answers that pass its checks are kept.
 
-    The same command continues an interrupted generation. Rows are in train.jsonl of the folder.
+    The rows are written to train.jsonl in the output folder. Repeating the command continues an
+    interrupted generation.
     """
     from vox_data.generate import generate as generate_rows
 

@@ -172,12 +172,12 @@ REFUSED = 1
         click.Option(
             ["--gate", "gate_file"],
             type=click.Path(path_type=Path),
-            help="What the model has to show (TOML).",
+            help="Gate file (TOML): suites, requirements, limits.",
         ),
         click.Option(
             ["--over"],
             metavar="RUN|MODEL",
-            help="Model to compare with.  [default: what the gate's name stands for, or the base]",
+            help="Model to compare with.  [default: the promoted model, or else the base]",
         ),
         click.Option(
             ["--verify"],
@@ -196,10 +196,10 @@ def promote(
     verify: bool,
     as_json: bool,
 ) -> None:
-    """Let RUN|MODEL replace another if its evaluations meet a gate.
+    """Promote RUN|MODEL to a name such as production if its evaluations meet a gate.
 
-    The answer is yes (exit code 0), no, or not enough evidence (1). A yes moves the gate's name,
-    such as production, in the registry; every command takes that name for a run or a model.
+    The answer is yes (exit code 0), no, or not enough evidence (both 1). After a yes, the gate's
+    name refers to RUN|MODEL in the registry; every command that takes a run accepts the name.
     """
     from vox_eval import promotion
 
@@ -279,7 +279,7 @@ def registry() -> None:
 
 @registry.command("list", params=[json_option()])
 def list_names(as_json: bool) -> None:
-    """List the names of promoted models, and what they stand for."""
+    """List the names in the registry with their models."""
     own = _registry()
     found = {name: own.current(name) or {} for name in own.names()}
     if as_json:
@@ -311,6 +311,6 @@ def show(name: str, as_json: bool) -> None:
 
 @registry.command("rollback", params=[_name()])
 def roll_back(name: str) -> None:
-    """Let NAME stand for the model before the last promotion."""
+    """Point NAME to the model before the last promotion."""
     own = _registry()
     click.echo(printable(f"{name} is {own.roll_back(name)} from now on"))

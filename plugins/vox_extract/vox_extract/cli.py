@@ -30,23 +30,23 @@ def _options() -> list[click.Parameter]:
             metavar="FILE",
             required=True,
             type=click.Path(path_type=Path, dir_okay=False),
-            help="The JSONL file to write.",
+            help="JSONL file to write.",
         ),
         click.Option(
             ["--limit"],
             type=click.IntRange(min=1),
             metavar="ROWS",
-            help="At most so many rows, taken from all over, always the same ones.",
+            help="Max rows, spread over all sources; always the same ones.",
         ),
         click.Option(
             ["--max-chars"],
             type=click.IntRange(min=100),
             default=2000,
             metavar="N",
-            help="Characters of an answer: longer ones are cut after a paragraph, or left out.  "
+            help="Max characters of an answer; longer ones are cut after a paragraph or left out.  "
             "[default: 2000]",
         ),
-        click.Option(["--overwrite"], is_flag=True, help="Over a file that is there."),
+        click.Option(["--overwrite"], is_flag=True, help="Replace an existing file."),
         json_option(),
     ]
 
@@ -55,17 +55,17 @@ def _options() -> list[click.Parameter]:
     "python",
     params=[
         click.Argument(["package"], nargs=-1, required=True, metavar="PACKAGE|FOLDER..."),
-        click.Option(["--private"], is_flag=True, help="Names that begin with an underscore too."),
+        click.Option(["--private"], is_flag=True, help="Include private objects."),
         *_options(),
     ],
     epilog="Example: vox data extract python stdlib numpy --out rows.jsonl",
 )
 def python(package: tuple[str, ...], **given: Any) -> ExtractReport:
-    """Rows of docstrings, signatures and examples.
+    """Extract rows from docstrings, signatures and examples.
 
-    PACKAGE is `stdlib`, a module of it, an installed package or distribution; a FOLDER or a file
-    has a separator in its name: ./src. Sources are read and never imported. Each row says where
-    it is from, and under which licence that is.
+    PACKAGE is `stdlib`, one of its modules, or an installed package or distribution. The name of a
+    FOLDER or file contains a path separator: ./src. Sources are read, never imported. Each row
+    records its source and licence.
     """
     return _extract("python", package, **given)
 
@@ -79,9 +79,9 @@ def python(package: tuple[str, ...], **given: Any) -> ExtractReport:
     epilog="Example: vox data extract markdown docs --out rows.jsonl",
 )
 def markdown(folder: tuple[str, ...], **given: Any) -> ExtractReport:
-    """Rows of sections and of blocks of code.
+    """Extract rows from sections and code blocks.
 
-    Of each FOLDER, or file, with what is below it.
+    FOLDER is searched recursively; a single file works, too.
     """
     return _extract("markdown", folder, **given)
 

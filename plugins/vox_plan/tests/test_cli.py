@@ -98,9 +98,9 @@ def test_a_plan_is_shown(vox, service) -> None:
         "backend      cpu 0.1.0, the only one: 8 GB",
         "model        m (llama), licence MIT",
         "precision    bf16, no quantization",
-        "data         10 rows, 9 documents, 9,000 tokens, 4,000 trained; longest 1200",
+        "data         10 rows, 9 examples, 9,000 tokens, 4,000 trained; longest 1200",
         "  dropped    1 nothing to train",
-        "steps        2, of 8 examples; in all 16 documents (1.75 epochs), 16,000 tokens, "
+        "steps        2, of 8 examples; in all 16 examples (1.75 epochs), 16,000 tokens, "
         "7,100 trained; at most 1,200 tokens at once",
         "adapter      lora, rank 16, 14 modules, 12,345 parameters",
         "disk         up to 0 MB of 9.0 GB free in disk",
@@ -108,7 +108,7 @@ def test_a_plan_is_shown(vox, service) -> None:
         "in disk",
         "would write  runs/m: plan.json, README.md",
         "",
-        "what fits in 4.0 GB, with a tenth to spare, by --micro-batch-tokens:",
+        "settings that fit in 4.0 GB with a 10 % margin, by --micro-batch-tokens:",
         "",
         "--quant  --gradient-checkpointing  512     1024",
         "none     off                       3.0 GB  -",
@@ -267,7 +267,7 @@ def test_what_is_short_unknown_or_assumed_is_said(vox, service) -> None:
     done = vox("plan")
     assert "about 3.0 GB of 2.0 GB free, 8.0 GB in all: more than there is" in done.out
     assert "2.0 GB: too little; the least is 2.0 GB" in done.out
-    assert "none given; assumed: 8 documents of 2048 tokens a step" in done.out
+    assert "none given; assumed: 8 examples of 2048 tokens per step" in done.out
     assert "as many as the data gives, of 8 examples, about 8,000 tokens" in done.out
     assert "downloaded just now, as train would" in done.out
     assert done.err == "warning: 3 rows dropped\n"

@@ -82,7 +82,7 @@ def _size(text: str) -> int:
         click.Option(
             ["--measure"],
             is_flag=True,
-            help="Run a few steps, without keeping them, to estimate the time of all.",
+            help="Measure a few steps, without training, to estimate the run's time.",
         ),
         json_option(),
     ],
@@ -181,14 +181,14 @@ def _model(report: PlanReport) -> str:
 def _data(report: PlanReport) -> Iterator[tuple[str, str]]:
     if report.assumed:
         documents, tokens = report.assumed["documents"], report.assumed["tokens"]
-        yield "data", f"none given; assumed: {documents} documents of {tokens} tokens a step"
-    sides = ("data", report.data, "training"), ("held-out data", report.valid, "validation")
+        yield "data", f"none given; assumed: {documents} examples of {tokens} tokens per step"
+    sides = ("data", report.data, "training"), ("validation", report.valid, "validation")
     for label, data, what in sides:
         if data is None:
             continue
         yield (
             label,
-            f"{data['rows']} rows, {data['documents']} documents, {data['tokens']:,} tokens, "
+            f"{data['rows']} rows, {data['documents']} examples, {data['tokens']:,} tokens, "
             f"{data['trained_tokens']:,} trained; longest {data['longest']}",
         )
         for key in [each for each in data if each not in _HEADLINE]:
@@ -219,7 +219,7 @@ def _steps(report: PlanReport) -> str:
         text += f", about {steps.tokens:,} tokens"
     else:
         text += (
-            f"; in all {work.documents:,} documents ({work.epochs:.4g} epochs), {work.tokens:,} "
+            f"; in all {work.documents:,} examples ({work.epochs:.4g} epochs), {work.tokens:,} "
             f"tokens, {work.trained_tokens:,} trained"
         )
     return f"{text}; at most {steps.largest['laid']:,} tokens at once"
@@ -277,7 +277,7 @@ def _show_options(report: PlanReport) -> None:
         return
     limit = max(suggestion.memory for suggestion in report.suggested)
     click.echo(
-        f"\nwhat fits in {megabytes(limit)}, with a tenth to spare, by --micro-batch-tokens:\n"
+        f"\nsettings that fit in {megabytes(limit)} with a 10 % margin, by --micro-batch-tokens:\n"
     )
     print_columns(_grid(report.options, limit))
     click.echo()
