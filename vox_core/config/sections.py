@@ -347,11 +347,11 @@ class TrainSettings(DataSettings):
     )
     seed: Seed = Field(42, description="Seed of adapter weights, data order and dropout.")
     eval_every: Count = Field(
-        0, description="Steps between validations, and evaluations; 0: only at the end."
+        0, description="Steps between validations and evaluations; 0: only at the end."
     )
     eval_suite: Paths = Field(
         (),
-        description="Suite to evaluate on while training, as `vox eval --suite` takes it "
+        description="Suite to evaluate on during training, as for `vox eval --suite` "
         "(plugin `eval`). Repeatable.",
     )
     save_every: Count = Field(100, description="Steps between checkpoints; 0: only at the end.")
