@@ -240,7 +240,13 @@ class BackendError(InputError):
 
 
 class WorkError(VoxError):
-    """A failure while working; finished work is kept."""
+    """A failure while working; finished work is kept.
+
+    Attributes:
+        before_update: raised in a training step that has changed nothing.
+    """
+
+    before_update = False
 
 
 class StorageError(WorkError):

@@ -30,7 +30,7 @@ from vox_core.adapter.peft import read_adapter
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import CheckpointWritten, Notice, RunEnd, StepDone, Validation
 from vox_core.data.batching import make_step_batches
-from vox_core.errors import InputError
+from vox_core.errors import InputError, TrainingError, WorkError
 from vox_core.run import checkpoint
 from vox_core.run.learner import Learner
 from vox_core.run.run_plan import plan_run
@@ -338,6 +338,46 @@ def _interrupt(patched, name, call):
         return method(learner, *given)
 
     patched.setattr(Learner, name, impatient)
+
+
+LOST = TrainingError("T006", "another process cannot be reached", remedy="resume")
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "kept"),
+    [
+        ("accumulate", MemoryError(), True),
+        ("accumulate", LOST, True),
+        ("update", LOST, True),
+        ("update", MemoryError(), False),  # it may have changed some of the weights
+    ],
+)
+def test_a_step_that_fails_keeps_the_state_before_it(made, whole, monkeypatch, method, error, kept):
+    """In step 6, with the last checkpoint after step 4."""
+    asked, steps = made(**SMALL, save_every=4), []
+
+    def failing(*given):
+        steps.append(method)
+        if len(steps) == 6:
+            raise error
+        return update(*given)
+
+    def act():
+        raise error
+
+    update = TorchTrainer.update
+    with monkeypatch.context() as patched:
+        if method == "update":
+            patched.setattr(TorchTrainer, "update", failing)
+        else:
+            patched.setattr(TorchTrainer, "accumulate", _at_a_second_batch(patched, act))
+        with pytest.raises(WorkError) as caught:
+            train(asked)
+    assert error in (caught.value, caught.value.__cause__)
+    newest = checkpoint.numbered(asked.out / "checkpoints")[0]
+    assert newest.name == ("step-5" if kept else "step-4")
+    assert resumed(asked.out).steps == STEPS
+    assert_same_run(asked.out, whole(**SMALL))
 
 
 def test_max_time(made, whole, monkeypatch):

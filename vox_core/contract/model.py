@@ -192,6 +192,9 @@ class Trainer(Model):
         Returns:
             The global norm of the divided gradients before clipping, over all ranks. If it is not
             finite, nothing was changed.
+
+        Raises:
+            TrainingError: T006, a rank cannot be reached; nothing was changed.
         """
 
     @abstractmethod

@@ -34,7 +34,7 @@ from vox_core.contract import (
     World,
 )
 from vox_core.data.batching import share_of
-from vox_core.errors import PlanError
+from vox_core.errors import PlanError, TrainingError, WorkError
 from vox_core.run.artifacts import versions
 from vox_core.run.weighing import StepWeights, by_batch, mean_metrics, totals_of, weigh, weighted
 
@@ -49,6 +49,8 @@ NAME = "adapter"
 class Untouched(KeyboardInterrupt):
     """An interrupt before a step's update, while its batches are made or after; the state is that
     before the step."""
+
+    before_update = True
 
 
 class Learner:
@@ -99,7 +101,7 @@ class Learner:
 
         Raises:
             Untouched: interrupted before the update.
-            TrainingError: T002, out of memory.
+            WorkError: with `before_update`, unless the update itself failed.
         """
         started = time.perf_counter()
         try:
@@ -113,7 +115,11 @@ class Learner:
             return self._skip(step, loss)
         number = self.step - self._skipped + 1
         update = Update.of(self._optimizer, number, step.lr, step.total_weight)
-        norm = self._trainer.update(update, self._name)
+        try:
+            norm = self._trainer.update(update, self._name)
+        except TrainingError as error:
+            error.before_update = error.code == "VOX-T006"  # the ranks' gradients come first
+            raise
         if not math.isfinite(norm):
             return self._skip(step, loss, norm)
         self.step = step.number
@@ -289,8 +295,11 @@ def _loss(batch: Batch, log_probs_T: Floats) -> float:
 
 @contextmanager
 def before_update() -> Iterator[None]:
-    """Turn an interrupt into `Untouched`."""
+    """Turn an interrupt into `Untouched`, and mark a WorkError."""
     try:
         yield
     except KeyboardInterrupt as error:
         raise Untouched from error
+    except WorkError as error:
+        error.before_update = True
+        raise

@@ -38,7 +38,7 @@ from vox_core.data.batching import (
     validation_batches,
 )
 from vox_core.data.rows import learns_from_answers
-from vox_core.errors import StorageError, TrainingError, command
+from vox_core.errors import StorageError, TrainingError, WorkError, command
 from vox_core.host.load import Context
 from vox_core.run.artifacts import emergency_save, versions
 from vox_core.run.checkpoint import (
@@ -141,9 +141,10 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
             try:
                 evaluate = partial(_evaluate, session, writer, trainer, learner, context)
                 stopped = _follow(session, writer, learner, source, emit, evaluate)
-            except Untouched:
-                if _at_boundary(plan, learner.step):
-                    writer.submit(learner.state())
+            except (Untouched, WorkError) as error:
+                if error.before_update and _at_boundary(plan, learner.step):
+                    with contextlib.suppress(WorkError):  # the first error is the one to report
+                        writer.submit(learner.state())
                 raise
         yield Trained(
             learner.state(),
@@ -165,7 +166,7 @@ def _follow(
     stopped.
 
     The state after a step is complete, with all its events sent, before the next one begins; an
-    interrupt before that step's update keeps it.
+    interrupt or an error before that step's update keeps it.
     """
     plan = session.plan
 
@@ -189,8 +190,9 @@ def _follow(
         if writer.due(learner.step) and learner.step < plan.contract.total_steps:
             writer.submit(learner.state())
         evaluate()
-        if learner.any_of(session.controller.stop_requested()):
-            return True
+        with before_update():
+            if learner.any_of(session.controller.stop_requested()):
+                return True
     return False
 
 

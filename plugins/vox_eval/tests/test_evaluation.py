@@ -326,6 +326,12 @@ def test_the_page_has_the_samples_of_both_models(run, other_llama) -> None:
     assert both.count("user: Say 3.") == 2
 
 
+def test_the_page_of_a_text_with_a_line_separator(run, write) -> None:
+    write("text.jsonl", {"text": "One line.\u2028The next one.\x85A third."}, {"text": "Two."})
+    run(out=Path("one"))
+    assert "The next one." in Path("one/scorecard.html").read_text()
+
+
 def test_rows_of_one_source_count_as_one(run, write) -> None:
     rows = [{"text": f"A text, {n} words.", "source": f"book {n % 4}"} for n in range(8)]
     write("text.jsonl", *rows)

@@ -31,8 +31,9 @@ def write_page(folder: Path, against: Path | None = None) -> None:
     folders = [folder, *([against] if against else [])]
     cards: list[Any] = [read_json(each / SCORECARD) for each in folders]
     with storage_errors(folder):
-        texts = [(each / SAMPLES).read_text(encoding="utf-8") for each in folders]
-    lines = [list(map(json.loads, text.splitlines())) for text in texts]
+        contents = [(each / SAMPLES).read_bytes() for each in folders]
+    # Not lines of text: those end at U+2028, too.
+    lines = [list(map(json.loads, content.splitlines())) for content in contents]
     ids = list(cards[0]["tasks"])
     tasks = [
         {

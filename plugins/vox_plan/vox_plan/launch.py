@@ -35,8 +35,8 @@ from vox_core.errors import TrainingError, VoxError
 
 SILENCE = 15.0
 """Seconds without a beat after which a rank counts as hanging."""
-GRACE = 8.0
-"""Seconds in which the other ranks may end after one has failed."""
+GRACE = 60.0
+"""Seconds in which the other ranks may end after one has failed: rank 0 writes a checkpoint."""
 GRACE_AT_START = 1.0
 """The same, if the failure is bad input, which every rank finds."""
 IMPATIENCE = 5.0
