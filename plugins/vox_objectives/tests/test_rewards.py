@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -24,6 +25,67 @@ TESTS = {"answer": "assert double(2) == 4"}
 )
 def test_a_program_is_rewarded_if_its_tests_run_to_their_end(program, reward):
     assert rewards.python(TESTS, program) == reward
+
+
+STATUS = r"""
+import os, re
+os._exit(int(re.findall(rb"\d+", open("/proc/self/cmdline", "rb").read())[-1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_program_finds_no_status_in_its_command_line(monkeypatch):
+    monkeypatch.setattr(rewards.secrets, "randbelow", lambda _: 0)
+    monkeypatch.setattr(rewards, "_PROGRAM", rewards._PROGRAM + "# 3")  # the number of the status
+    assert rewards.python(TESTS, STATUS) == 1.0  # the attack works where the status is there
+    monkeypatch.undo()
+    assert rewards.python(TESTS, STATUS) == 0.0
+
+
+def test_a_program_has_no_variables_of_the_environment(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    tests = {"answer": "import os; assert 'HF_TOKEN' not in os.environ"}
+    assert rewards.python(tests, "") == 1.0
+
+
+@pytest.mark.parametrize("seconds", [10.0, 2.0])
+def test_a_program_leaves_no_process(tmp_path, monkeypatch, seconds):
+    """Whether it ends by itself or is ended: its child holds a pipe as long as it lives."""
+    monkeypatch.setattr(rewards, "SECONDS", seconds)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    waits = "time.sleep(600)" if seconds < 10 else ""
+    program = f"""
+import subprocess, time
+with open({str(pipe)!r}, "w") as writer:
+    print("started", file=writer, flush=True)
+    subprocess.Popen(["sleep", "600"], stdout=writer)
+{waits}
+"""
+    assert rewards.python({"answer": ""}, program) == (0.0 if waits else 1.0)
+    os.set_blocking(reader, True)
+    with os.fdopen(reader) as heard:
+        assert heard.read() == "started\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        *(("10-5", "5"), (".5", "0.5"), ("so 3-3", "3"), ("1,2,3", "3"), ("\u22127", "-7")),
+        *(("1,234.", "1234"), ("-2e3", "-2000"), ("none", "1"), ("x-1", "-1")),
+    ],
+)
+def test_numeric_is_the_scorer_of_vox_eval(answer, right):
+    scorers = pytest.importorskip("vox_eval.scorers")
+    score = scorers.last_number(answer) == scorers.last_number(right)
+    assert rewards.numeric({"answer": right}, answer) == float(score)
+
+
+@pytest.mark.parametrize("answer", ["[" * 100_000, "no", "[Infinity]", ""])
+def test_an_answer_that_is_no_json_gets_nothing(answer):
+    assert rewards.equal_json({"answer": "{}"}, answer) == 0.0
+    with pytest.raises(ValueError, match="the row's answer is no JSON"):
+        rewards.equal_json({"answer": answer}, "{}")
 
 
 def test_a_function_that_raises_is_named_with_its_line_and_the_traceback(tmp_path):

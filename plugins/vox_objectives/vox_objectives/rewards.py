@@ -8,19 +8,23 @@
     gym        what reasoning-gym says of its own task
 
 Each gives 1 or 0, `gym` what lies between. Programs and functions of one's own run in a process of
-their own, which is ended when it takes too long or too much memory. That is no sandbox: a program
-has the user's files and network.
+their own, which is ended, with the processes of its group, when it takes too long or too much
+memory. A program has no variables of the environment. That is no sandbox: it has the user's files
+and network, can leave its group, and can read the status that passes in its own process.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import selectors
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +39,10 @@ ANSWERS = ("answer", "completion", "response", "output", "solution")
 """Fields that hold the row's answer."""
 
 Row = Mapping[str, object]
-_NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?")
+# As the scorers `numeric` and `syntax` of `vox eval`: a test compares them.
+_NUMBER = re.compile(
+    r"(?:(?<!\w)[-+\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+)
 
 
 def reward_of(name: str) -> Reward:
@@ -99,38 +106,39 @@ def numeric(row: Row, answer: str) -> float:
 def equal_json(row: Row, answer: str) -> float:
     """Return 1 if both are the same JSON value."""
     try:
-        wanted = json.loads(expected(row))
-    except ValueError as error:
+        wanted = _parsed(expected(row))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the row's answer is no JSON: {error}") from error
     try:
-        return float(json.loads(answer) == wanted)
-    except ValueError:
+        return float(_parsed(answer) == wanted)
+    except (ValueError, RecursionError):
         return 0.0
 
 
 def python(row: Row, answer: str) -> float:
     """Return 1 if the program and then the row's tests run to their end, within the limits.
 
-    The last line ends the process with a random status, so that an answer which ends it before its
-    tests gets nothing.
+    The process ends with a random status then, so that an answer which ends it before its tests
+    gets nothing.
     """
     fenced = re.search(r"```(?:python)?\n(.*?)```", answer, re.DOTALL)
+    program = f"{fenced[1] if fenced else answer}\n\n{expected(row)}\n"
     status = 3 + secrets.randbelow(250)
-    passed = f"import os; os._exit({status})"
-    program = f"{fenced[1] if fenced else answer}\n\n{expected(row)}\n\n{passed}\n"
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", _LIMITED + _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={},
+        start_new_session=True,  # Ctrl-C is for vox, which finishes the step
+    )
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", _LIMITED + program],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=SECONDS,
-            check=False,
-            process_group=0,  # Ctrl-C is for vox, which finishes the step
-        )
+        process.communicate(json.dumps([program, status]).encode(), SECONDS)
     except subprocess.TimeoutExpired:
         return 0.0
-    return float(done.returncode == status)
+    finally:
+        _end(process)
+    return float(process.returncode == status)
 
 
 def gym(row: Row, answer: str) -> float:
@@ -171,8 +179,7 @@ class FunctionReward(Reward):
     def close(self) -> None:
         if process := self._process:
             self._process = None
-            process.kill()
-            process.communicate()
+            _end(process)
 
     def _start(self) -> str:
         """Start the process and return its fault; empty if it has none."""
@@ -182,7 +189,7 @@ class FunctionReward(Reward):
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            process_group=0,  # Ctrl-C is for vox, which finishes the step
+            start_new_session=True,  # Ctrl-C is for vox, which finishes the step
         )
         return str(self._answer().get("fault", ""))
 
@@ -210,6 +217,15 @@ class FunctionReward(Reward):
 
 
 _LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))\n"
+_PROGRAM = """
+import json, os, sys
+
+def main(program, status):
+    exec(compile(program, "<answer>", "exec"), {"__name__": "__main__"})
+    os._exit(status)
+
+main(*json.load(sys.stdin))
+"""
 _CHILD = """
 import contextlib, inspect, json, os, runpy, sys, traceback
 told = os.fdopen(os.dup(1), "w")
@@ -261,7 +277,22 @@ for line in sys.stdin:
 
 def _last_number(text: str) -> float | None:
     found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "").rstrip(".")) if found else None
+    return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
+
+
+def _parsed(text: str) -> object:
+    return json.loads(text, parse_constant=_no_constant)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and those of its group."""
+    with suppress(ProcessLookupError, PermissionError):  # they are gone
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def _no_function(file: Path, function: str, found: str) -> ConfigError:
