@@ -4,8 +4,9 @@
 
 In an environment with vox, torch and lm-eval. The rows are made here, `--rows` of each task:
 choices with four ends of several tokens, likelihoods, and short generated texts. Both run in
-float32, in one process, in turns: a part of the rows by each, so that whatever else the machine
-does falls on both. lm-eval has its default batch size, 1.
+float32, in one process, in turns: a part of the rows by each. Seconds are processor time, which
+other processes change little; with OMP_NUM_THREADS=1 no thread waits for another. lm-eval has its
+default batch size, 1.
 """
 
 from __future__ import annotations
@@ -99,12 +100,12 @@ def tasks_of(names: list[str], count: int, folder: Path) -> Iterator[tuple[str, 
 
 
 def evaluated(model: Any, task: Any) -> tuple[float, list[dict[str, Any]], dict[str, float]]:
-    """Seconds, samples and figures."""
+    """Return the seconds of processor time, samples and figures."""
     from lm_eval import simple_evaluate
 
-    began = time.perf_counter()
+    began = time.process_time()
     found = simple_evaluate(model=model, tasks=[task], bootstrap_iters=10)
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     (samples,), (figures,) = found["samples"].values(), found["results"].values()
     return (
         seconds,

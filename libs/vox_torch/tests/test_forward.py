@@ -15,7 +15,7 @@ from vox_core.contract import AdapterState, Batch, Notice
 from vox_core.weights import WeightFolder
 from vox_testing.suite.gradients import several_targets
 from vox_testing.tiny import FAMILIES, make_model
-from vox_torch import attention, forward, loss, trial
+from vox_torch import attention, forward, layout, loss, trial
 from vox_torch.base import load_base
 from vox_torch.forward import Padded, Together
 from vox_torch.inject import Adapted, attach
@@ -67,6 +67,29 @@ def test_loss_and_gradients_are_those_of_padded_rows(tiny, family, monkeypatch):
     some = batch(documents(5))
     found, _ = together(some)
     assert_same(model, found, padded(model)(some)[0])
+
+
+@pytest.mark.parametrize("family", END_TO_END)
+def test_tokens_that_documents_begin_with_are_computed_once(tiny, family):
+    """Log-probabilities of branches are those of padded rows; longer than the windows of 16."""
+    model = adapted(tiny(family))
+    together, _ = loss_of(model.model, "cpu")
+    rng = np.random.default_rng(0)
+    first, other = rng.integers(5, 90, (2, 30))
+    ends = [rng.integers(5, 90, count) for count in (9, 1, 20, 0)]
+    some = [np.concatenate([first, end]) for end in ends]
+    some[1:1] = [other, first[:20], first[:3]]  # another one, a part, and too short to share
+    lengths = [len(each) for each in some]
+    tokens_T = np.concatenate(some)
+    nothing_T, starts_D = np.zeros(len(tokens_T), np.float32), np.cumsum([0, *lengths[:-1]])
+    every = np.ones(len(tokens_T), bool)
+    rows = Batch(tokens_T, np.roll(tokens_T, -1), nothing_T, starts_D, every)
+    laid = layout.begun_alike(rows, "cpu")
+    assert laid.tokens_1T.shape[1] == 39 + 30 + 3 + 1 + 20
+    with torch.no_grad():
+        found = together.log_probs(rows, once=True).spread(len(tokens_T))
+        expected = padded(model).log_probs(rows).spread(len(tokens_T))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("settings", [{}, {"saved": ("model.norm.weight", "lm_head.weight")}])

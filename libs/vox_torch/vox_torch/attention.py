@@ -62,7 +62,7 @@ def attend(
         return varlen(*qkv, bounds, longest, scale, window)[None], None
     qkv = (query_1HTD, key_1HTD, value_1HTD)
     by_products = query_1HTD.is_cpu and query_1HTD.dtype == torch.bfloat16 and _bf16_without_amx()
-    if softcap is None and by_products:
+    if softcap is None and by_products and not documents.back:
         return CausalAttention.apply(*qkv, documents.bounds, scale, window), None
     return _one_by_one(*qkv, documents, scale, window, softcap), None
 
@@ -144,8 +144,13 @@ def _one_by_one(
     out, lengths = [], documents.lengths()
     # Split, because the gradient of a slice is as large as the whole.
     parts = [each.split(lengths, dim=2) for each in (query_1HTD, key_1HTD, value_1HTD)]
-    for length, *qkv in zip(lengths, *parts, strict=True):
-        seen_LL = within(length, length, window, query_1HTD) if window and length > window else None
+    for number, (length, *qkv) in enumerate(zip(lengths, *parts, strict=True)):
+        seen_LL = None
+        if number in documents.back:
+            back_LL = documents.back[number]
+            seen_LL = (back_LL >= 0) & (back_LL < (window or documents.longest))
+        elif window and length > window:
+            seen_LL = within(length, length, window, query_1HTD)
         if softcap is None:
             out.append(sdpa(*qkv, scale, seen_LL))
         else:

@@ -18,7 +18,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from vox_core.contract import Batch, Weigh
-from vox_torch.layout import EndToEnd, Scored, Scores, end_to_end, on, rows, scored_of
+from vox_torch.layout import EndToEnd, Scored, Scores, begun_alike, end_to_end, on, rows, scored_of
 from vox_torch.loss import HeadLoss, nll, weighted
 
 if TYPE_CHECKING:
@@ -40,8 +40,12 @@ class Loss(Protocol):
         """
         ...
 
-    def log_probs(self, batch: Batch) -> Scores:
-        """Return log p(target) where `batch.scored_T`, in float32 or wider."""
+    def log_probs(self, batch: Batch, *, once: bool = False) -> Scores:
+        """Return log p(target) where `batch.scored_T`, in float32 or wider.
+
+        Args:
+            once: tokens that documents begin with alike may be computed once.
+        """
         ...
 
 
@@ -62,7 +66,7 @@ class Padded:
         scores = Scores(laid.scored.positions_K, -nll_K.detach())
         return weighted(nll_K, laid.scored) * scale, scores
 
-    def log_probs(self, batch: Batch) -> Scores:
+    def log_probs(self, batch: Batch, *, once: bool = False) -> Scores:
         """Return log p(target) where `batch.scored_T`, in float32 or wider."""
         laid = rows(batch, self._device)
         return Scores(laid.scored.positions_K, -nll(self._model, self._head, laid))
@@ -118,9 +122,11 @@ class Together:
         loss, log_probs_K = self._head_loss(hidden_KH, scored.scaled(scale), parameters)
         return loss, Scores(scored.positions_K, log_probs_K)
 
-    def log_probs(self, batch: Batch) -> Scores:
+    def log_probs(self, batch: Batch, *, once: bool = False) -> Scores:
         """Return log p(target) where `batch.scored_T`, in float32 or wider."""
-        laid = end_to_end(batch, self._device)
+        # An accelerator's kernel for documents knows no branches.
+        lay_out = begun_alike if once and self._device == "cpu" else end_to_end
+        laid = lay_out(batch, self._device)
         hidden_KH = self._body_output(laid).index_select(0, laid.chosen_K)
         return Scores(laid.scored.positions_K, self._head_loss.log_probs(hidden_KH, laid.scored))
 

@@ -1,6 +1,7 @@
 """Lay out a batch as tensors: documents concatenated, or in padded rows.
 
-Concatenation has no padding; attention.py separates the documents. Padded rows work for every
+Concatenation has no padding; attention.py separates the documents. Documents that begin alike, such
+as the choices after a question, can have their common tokens once. Padded rows work for every
 model: in a causal model real positions never see the padding to their right, so no mask is needed,
 and rows are independent, in attention and in recurrent state.
 
@@ -10,7 +11,7 @@ Shape legend: T tokens, N documents, L longest document, K scored positions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from vox_core.contract import Floats, Ints
+
+
+LEAST_SHARED = 16
+"""First tokens that documents have in common before these are computed once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +90,15 @@ class Extents:
         longest: tokens of the longest document.
         windows: the windows passed to the layers' attention, recorded in the forward pass; None if
             there was none.
+        back: of documents with branches: how many positions before each token (row) every token
+            (column) is, int64 (L, L); negative where it does not see it.
     """
 
     bounds: tuple[int, ...]
     bounds_N1: torch.Tensor
     longest: int
     windows: set[int | None] = field(default_factory=set)
+    back: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     def lengths(self) -> list[int]:
         """Number of tokens of each document."""
@@ -156,6 +164,71 @@ def joined(batches: Sequence[Batch]) -> Batch:
     first = np.cumsum([0, *(len(each.tokens_T) for each in batches[:-1])])
     starts_D = np.concatenate([n + each.starts_D for n, each in zip(first, batches, strict=True)])
     return Batch(tokens_T, tokens_T, np.zeros(len(tokens_T), np.float32), starts_D)
+
+
+def begun_alike(batch: Batch, device: str) -> EndToEnd:
+    """Lay out documents that begin alike as one, with their common tokens once.
+
+    Documents with the same first `LEAST_SHARED` tokens are branches of the first of them: its whole
+    tokens, and then of each other one what follows the tokens in common with it.
+    """
+    import numpy as np
+
+    families: dict[bytes, list[tuple[slice, int]]] = {}
+    for document in batch.documents():
+        tokens_L = batch.tokens_T[document]
+        family = families.setdefault(tokens_L[:LEAST_SHARED].tobytes(), [])
+        shared = _common(batch.tokens_T[family[0][0]], tokens_L) if family else 0
+        family.append((document, shared))
+    place_T, bounds, parts, back = np.zeros(len(batch.tokens_T), np.int64), [0], [], {}
+    for number, family in enumerate(families.values()):
+        order_L, positions_L, back_LL = _branches(family)
+        parts.append((order_L, positions_L))
+        place_T[order_L] = bounds[-1] + np.arange(len(order_L))
+        for document, shared in family:
+            place_T[document.start :][:shared] = bounds[-1] + np.arange(shared)
+        bounds.append(bounds[-1] + len(order_L))
+        if len(family) > 1:
+            back[number] = on(device, back_LL)
+    order_T, positions_T = (np.concatenate(each) for each in zip(*parts, strict=True))
+    scored = scored_of(batch, device)
+    bounds_N1 = on(device, np.asarray(bounds, np.int32))
+    longest = int(positions_T.max()) + 1
+    return EndToEnd(
+        tokens_1T=on(device, batch.tokens_T[order_T][None]),
+        positions_1T=on(device, positions_T[None]),
+        chosen_K=on(device, place_T[scored.positions_K]),
+        extents=Extents(tuple(bounds), bounds_N1, longest, back=back),
+        scored=scored,
+    )
+
+
+def _common(first: Ints, second: Ints) -> int:
+    """Return how many first tokens are equal."""
+    import numpy as np
+
+    most = min(len(first), len(second))
+    unequal = np.flatnonzero(first[:most] != second[:most])
+    return int(unequal[0]) if len(unequal) else most
+
+
+def _branches(family: Sequence[tuple[slice, int]]) -> tuple[Ints, Ints, Ints]:
+    """Return the batch's indices of a family's tokens, their positions, and `Extents.back`.
+
+    Args:
+        family: documents, with how many tokens they have in common with the first one.
+    """
+    import numpy as np
+
+    starts = [document.start + shared for document, shared in family]
+    counts = [document.stop - start for (document, _), start in zip(family, starts, strict=True)]
+    branch_L = np.repeat(np.arange(len(family)), counts)
+    shared_L = np.repeat([shared for _, shared in family], counts)
+    order_L = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, counts, strict=True)])
+    positions_L = order_L - np.repeat([document.start for document, _ in family], counts)
+    common_LL = (branch_L == 0) & (positions_L < shared_L[:, None])
+    seen_LL = common_LL | (branch_L == branch_L[:, None])
+    return order_L, positions_L, np.where(seen_LL, positions_L[:, None] - positions_L, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -99,7 +99,7 @@ class TorchModel(Model):
             self._loss = self._layout()
         self._set_up(adapter, documents=True)
         with torch.inference_mode():
-            return self._loss.log_probs(batch).spread(len(batch.tokens_T))
+            return self._loss.log_probs(batch, once=True).spread(len(batch.tokens_T))
 
     def logits(self, tokens_T: Ints, adapter: str | None = None) -> Floats:
         self._set_up(adapter)

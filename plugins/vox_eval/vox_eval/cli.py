@@ -151,10 +151,7 @@ def _with_range(task: TaskScore) -> str:
 
 
 def _range(interval: Interval | None) -> str:
-    if interval is None:
-        return "one source: no interval"
-    low, high = interval
-    return f"{low:.4f} to {high:.4f}"
+    return "{:.4f} to {:.4f}".format(*interval) if interval else "one source: no interval"
 
 
 # --- vox promote ----------------------------------------------------------------------------------

@@ -587,7 +587,11 @@ def _outputs(model: OpenModel, block: Sequence[Prepared], progress: _Progress) -
 def log_probs(model: OpenModel, documents: Sequence[Document]) -> list[NDArray[np.float32]]:
     """Return the log-probabilities that each document wants, in order."""
     found: dict[int, NDArray[np.float32]] = {}
-    for group in padded_groups([len(each.tokens) - 1 for each in documents], BATCH_TOKENS):
+    # Choices after one prompt are neighbours, since a backend may compute their prompt once.
+    prompts = [tuple(each.tokens[: each.first if each.first > 1 else None]) for each in documents]
+    lengths = [len(each.tokens) - 1 for each in documents]
+    longest = dict(sorted(zip(prompts, lengths, strict=True)))
+    for group in padded_groups([longest[prompt] for prompt in prompts], BATCH_TOKENS):
         batch = _batch([documents[index] for index in group])
         log_probs_T = model.log_probs(batch)
         for index, extent in zip(group, batch.documents(), strict=True):
