@@ -352,7 +352,7 @@ def test_a_template_that_hangs_in_another_process_is_stopped(
 
 
 def test_how_many_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_cache, "_cpus", lambda: 4)
+    monkeypatch.setattr(dataset_cache, "cpus", lambda: 4)
     sizes = (1000, 20_000_000, 30_000_000, 60_000_000, 10**9)
     assert [dataset_cache.workers_for(size) for size in sizes] == [0, 1, 2, 3, 4]
 

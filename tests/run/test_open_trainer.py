@@ -118,6 +118,17 @@ def test_gradients_add_up_until_the_step(base: Path, bigrams: list[Bigram]) -> N
     assert all(each.closed for each in bigrams)
 
 
+@pytest.mark.parametrize("last", [-1.0, -3.0])
+def test_supervised_weights_that_add_up_to_nothing_are_refused(trainer, last: float) -> None:
+    """They would be divided by zero, or train in the other direction."""
+    with pytest.raises(ConfigError, match="divided by the sum") as caught:
+        trainer.forward_backward([vox.Document([5, 6, 7], [0.0, 1.0, last])])
+    assert caught.value.found == f"documents whose weights add up to {1 + last:g}"
+    with pytest.raises(ConfigError, match="no gradients"):
+        trainer.optim_step()
+    assert trainer.forward_backward([vox.Document([5, 6, 7], [0.0, 3.0, -1.0])]).loss
+
+
 def test_weights_are_those_of_the_log_probs(trainer, bigrams: list[Bigram]) -> None:
     (model,) = bigrams
     factors = [1.0, 0.0, -2.0]

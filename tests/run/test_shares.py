@@ -27,15 +27,20 @@ def test_the_largest_share_is_smallest():
     assert share_of([9], World(1, 2)) == range(1, 1)
 
 
-def test_ranks_come_from_torchrun_s_variables():
+@pytest.mark.parametrize("by", ["VOX_LAUNCHED", "TORCHELASTIC_RUN_ID"])
+def test_ranks_come_from_torchrun_s_variables(by):
     assert world_of({}) == World(0, 1)
-    assert world_of({"RANK": "3", "WORLD_SIZE": "4"}) == World(3, 4)
+    assert world_of({by: "1", "RANK": "3", "WORLD_SIZE": "4"}) == World(3, 4)
+
+
+def test_variables_that_no_launcher_has_set_are_ignored():
+    assert world_of({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}) == World(0, 1)
 
 
 @pytest.mark.parametrize("rank", ["4", "-1", "x", ""])
 def test_a_rank_that_there_is_not(rank):
     with pytest.raises(ConfigError, match="variables that number") as raised:
-        world_of({"RANK": rank, "WORLD_SIZE": "4"})
+        world_of({"VOX_LAUNCHED": "1", "RANK": rank, "WORLD_SIZE": "4"})
     assert f"RANK={rank}" in str(raised.value)
 
 

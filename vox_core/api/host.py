@@ -1,5 +1,6 @@
 """Installed plugins: discover, probe, select and load them, as the conformance suite does."""
 
+from vox_core.data.dataset_cache import cpus as cpus
 from vox_core.host import Request as Request, Seen as Seen
 from vox_core.host.discover import Found as Found, discover as discover
 from vox_core.host.load import (

@@ -23,6 +23,7 @@ from pathlib import Path
 from vox_core import files
 from vox_core.cli import failures, prepare, root
 from vox_core.errors import StorageError, VoxError
+from vox_core.host.load import LAUNCHED
 
 SECONDS_ALONE = 15.0
 """Seconds to stop in after the launcher has died."""
@@ -30,6 +31,7 @@ SECONDS_ALONE = 15.0
 
 def main(folder: str, alive: str, beats: str, *arguments: str) -> None:
     """Run a command as a rank."""
+    os.environ[LAUNCHED] = "1"
     threading.Thread(target=_beat, args=(int(alive), int(beats)), daemon=True).start()
     prepare()
     errors = list[VoxError]()

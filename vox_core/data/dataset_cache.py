@@ -198,11 +198,12 @@ def _open(
 
 def workers_for(size: int) -> int:
     """Return the number of child processes worth starting for `size` bytes of data files."""
-    workers = min(_MOST_WORKERS, _cpus(), 1 + size // _BYTES_FOR_ONE_MORE)
+    workers = min(_MOST_WORKERS, cpus(), 1 + size // _BYTES_FOR_ONE_MORE)
     return workers if size >= _BYTES_FOR_ONE else 0
 
 
-def _cpus() -> int:
+def cpus() -> int:
+    """Return the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 

@@ -120,12 +120,20 @@ class Context:
     world: World = field(default_factory=World)
 
 
+LAUNCHED = "VOX_LAUNCHED"
+"""Variable of a process that a launcher started as a rank: `vox_core.cli.rank` sets it."""
+_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
+
+
 def world_of(environ: Mapping[str, str] = os.environ) -> World:
-    """Return this process's rank and the number of ranks, from torchrun's variables.
+    """Return this process's rank and the number of ranks, from torchrun's variables if vox or
+    torchrun has set them: other programs leave them behind.
 
     Raises:
         ConfigError: C002, they are no such numbers.
     """
+    if not environ.keys() & {LAUNCHED, _BY_TORCHRUN}:
+        return World()
     rank, size = environ.get("RANK", "0"), environ.get("WORLD_SIZE", "1")
     if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
         return World(int(rank), int(size))

@@ -532,6 +532,9 @@ class Pending:
             nothing = [0 * weights_T for weights_T in weights]
             totals = totals_of(batches, groups)
             weights = list(weigh(objective, batches, groups, nothing, totals).weights)
+        total = sum(float(weights_T.astype(float).sum()) for weights_T in weights)
+        if objective is None and total <= 0:
+            raise _no_divisor(total)
         scores, loss = [], 0.0
         for batch, weights_T, seed in zip(batches, weights, seeds, strict=True):
             changed = replace(batch, weights_T=weights_T)
@@ -542,7 +545,6 @@ class Pending:
             )
             loss -= float((weights_T.astype(float) * scores[-1]).sum())
         if objective is None:
-            total = sum(float(weights_T.astype(float).sum()) for weights_T in weights)
             self._supervised += total
             loss /= total
         return Gradients(loss, by_document(batches, groups, scores))
@@ -567,6 +569,17 @@ class Pending:
         scores = [self._trainer.log_probs(batch, self._reference) for batch in batches]
         found = iter(by_document(batches, groups, scores))
         return [[replace(place, reference_K=next(found)) for place in group] for group in groups]
+
+
+def _no_divisor(total: float) -> ConfigError:
+    return ConfigError(
+        "C002",
+        "supervised gradients are divided by the sum of the weights",
+        where="forward_backward",
+        found=f"documents whose weights add up to {total:g}",
+        expected="a sum above 0",
+        remedy="to make tokens less likely, give forward_backward weights= with negative numbers",
+    )
 
 
 def by_document(batches: Sequence[Batch], groups: Groups, scores: Sequence[Floats]) -> list[Floats]:

@@ -72,6 +72,7 @@ one, two, store, *command = sys.argv[1:]
 root.main([*command, "--out", one], standalone_mode=False)
 child = os.fork()
 rank = "0" if child else "1"
+os.environ["VOX_LAUNCHED"] = "1"
 os.environ.update(RANK=rank, WORLD_SIZE="2", RENDEZVOUS_FILE=store, GLOO_SOCKET_IFNAME="lo")
 root.main([*command, "--out", two], standalone_mode=False)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 0)
@@ -205,6 +206,7 @@ def test_ranks_do_not_outlive_their_launcher(running):
 
 
 def test_more_processes_than_examples(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("VOX_LAUNCHED", "1")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "7")
     with pytest.raises(ConfigError, match="fewer examples than there are processes") as raised:

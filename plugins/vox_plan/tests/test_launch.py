@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from vox_core.contract import LaunchJob
 from vox_core.errors import DataError
+from vox_plan import launch as launching
 from vox_plan.launch import launch
 
 
@@ -14,6 +19,36 @@ def test_a_launched_command_ends_with_its_exit_code(launcher, tmp_path, monkeypa
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert launch(LaunchJob(("--version",), 2, launcher)).exit_code == 0
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_rank_that_computes_does_not_hang(tmp_path, monkeypatch):
+    """Although its thread that beats cannot run; until it uses no CPU time for 15 seconds."""
+    now, worked = 0.0, "1 0"
+    with monkeypatch.context() as patched:
+        patched.setattr(launching.time, "monotonic", lambda: now)
+        patched.setattr(launching, "_cpu_time", lambda _: worked)
+        rank = launching._Rank(0, LaunchJob(("--version",), 1, "torchrun"), tmp_path, {})
+        rank.send(signal.SIGSTOP)  # before it beats
+        found = []
+        for now, worked in ((14.0, "2 0"), (28.0, "3 0"), (42.0, "3 0"), (44.0, "3 0")):  # noqa: B007
+            found.append(rank.hangs())
+        rank.close()
+    assert found == [False, False, False, True]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_cpu_time_of_a_process():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        first = launching._cpu_time(process.pid)
+        while launching._cpu_time(process.pid) == first:
+            pass
+        process.kill()
+
+
+def test_ranks_start_where_no_affinity_is_known(monkeypatch):
+    """As on macOS."""
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    assert launch(LaunchJob(("--version",), 1, "torchrun")).exit_code == 0
 
 
 def test_an_error_that_every_rank_finds_is_the_run_s(tmp_path):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from string import Template
 
+from vox_core.api.host import cpus
 from vox_core.api.plans import TrainSettings
 from vox_core.contract import LaunchJob
 from vox_core.errors import ConfigError, PlanError
@@ -115,7 +115,7 @@ def write_job(kind: str, job: LaunchJob, settings: TrainSettings, image: str | N
         )
     again = () if settings.resume else ("--resume", "auto")
     command = ["vox", *job.arguments, *again]
-    threads = max(1, len(os.sched_getaffinity(0)) // job.processes)
+    threads = max(1, cpus() // job.processes)
     needed = report.memory.peak * job.processes * (1 + SPARE)
     line = shlex.join(command)
     minutes = math.ceil(settings.max_time / 60) + 5 if settings.max_time else 0

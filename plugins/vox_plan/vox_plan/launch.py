@@ -5,7 +5,7 @@ launcher alone, which passes signals on to every rank. Rank 0 has the terminal; 
 print is kept for an error.
 
 The launcher trusts what a rank has recorded (`vox_core.cli.rank`). A rank that ends without a
-record has died, and one that has not beaten for `SILENCE` seconds hangs: it is killed, and the
+record has died, and one without a sign of life for `SILENCE` seconds hangs: it is killed, and the
 others get `GRACE` seconds to end by themselves. A launcher that dies takes its ranks with it.
 
 `torchrun` and `mlx` are what ranks of torch and of MLX need to find one another: variables. Neither
@@ -30,11 +30,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from vox_core import errors
+from vox_core.api.host import cpus
 from vox_core.contract import LaunchJob, LaunchResult
 from vox_core.errors import TrainingError, VoxError
 
 SILENCE = 15.0
-"""Seconds without a beat after which a rank counts as hanging."""
+"""Seconds without a beat and without CPU time after which a rank counts as hanging. A call in C may
+keep Python's lock that long, and with it the thread that beats."""
 GRACE = 60.0
 """Seconds in which the other ranks may end after one has failed: rank 0 writes a checkpoint."""
 GRACE_AT_START = 1.0
@@ -73,7 +75,7 @@ class _Rank:
         finally:
             os.close(alive)
             os.close(beats)
-        self.beaten = time.monotonic()
+        self._seen, self._worked = time.monotonic(), ""
 
     @property
     def output(self) -> Path:
@@ -103,11 +105,13 @@ class _Rank:
         return record is None or record["error"] is not None
 
     def hangs(self) -> bool:
-        """Read the beats; return whether the last one is too long ago."""
+        """Look for a beat or CPU time; return whether the last one is too long ago."""
+        beats, worked = b"", _cpu_time(self.process.pid)
         with suppress(BlockingIOError):
-            while os.read(self._beats, 4096):
-                self.beaten = time.monotonic()
-        return self.alive and time.monotonic() - self.beaten > SILENCE
+            beats = os.read(self._beats, 4096)
+        if beats or worked != self._worked:
+            self._seen, self._worked = time.monotonic(), worked
+        return self.alive and time.monotonic() - self._seen > SILENCE
 
     def send(self, number: signal.Signals) -> None:
         if self.alive:
@@ -173,7 +177,7 @@ def launch(job: LaunchJob) -> LaunchResult:
 def _variables(job: LaunchJob, folder: Path) -> dict[str, str]:
     """Return the variables of every rank. Temporary files of a killed rank go with `folder`."""
     (folder / "temporary").mkdir()
-    threads = max(1, len(os.sched_getaffinity(0)) // job.processes)
+    threads = max(1, cpus() // job.processes)
     variables = {
         "TMPDIR": f"{folder}/temporary",
         "WORLD_SIZE": str(job.processes),
@@ -181,7 +185,7 @@ def _variables(job: LaunchJob, folder: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
     }
     if job.launcher != "mlx":
-        return {**variables, "GLOO_SOCKET_IFNAME": "lo"}
+        return {**variables, "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
     places = [[f"{LOOPBACK}:{port}"] for port in _free_ports(job.processes)]
     (folder / "hosts.json").write_text(json.dumps(places))
     return {**variables, "MLX_HOSTFILE": f"{folder}/hosts.json"}
@@ -191,6 +195,13 @@ def _free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         servers = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
         return [server.getsockname()[1] for server in servers]
+
+
+def _cpu_time(pid: int) -> str:
+    """Return the CPU time that a process has used; empty where there is no /proc."""
+    with suppress(OSError):
+        return " ".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
+    return ""
 
 
 def _watched(ranks: list[_Rank], signals: Callable[[], float | None]) -> LaunchResult:

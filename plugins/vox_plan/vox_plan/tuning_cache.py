@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from vox_core.api.files import cache_folder, cache_root, write_json
+from vox_core.api.host import cpus
 from vox_core.api.plans import RunPlan, TrainSettings, fixed_micro_batch, versions
 from vox_core.contract import ExecutionPlan
 
@@ -98,10 +99,9 @@ def cache_key(run: RunPlan, settings: TrainSettings) -> str:
 
 def _machine(run: RunPlan) -> dict[str, Any]:
     device = next(iter(run.inputs.selection.hardware.devices), None)
-    affinity = hasattr(os, "sched_getaffinity")
     return {
         "device": [device.name, *device.features, device.memory_bytes] if device else None,
-        "cores": len(os.sched_getaffinity(0)) if affinity else os.cpu_count(),
+        "cores": cpus(),
         "threads": {name: os.environ.get(name) for name in _THREADS},
     }
 
