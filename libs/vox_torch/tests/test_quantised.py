@@ -19,6 +19,7 @@ from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.load import load
 from vox_torch.lora import fuse
+from vox_torch.prepacked import PrepackedLinear
 from vox_torch.profile import DeviceProfile
 from vox_torch.quantised import QuantisedHead, QuantisedLinear, pack
 from vox_torch.trial import loss_of
@@ -174,6 +175,26 @@ def test_a_loaded_model_is_quantised_as_asked(tiny):
     }
     # A four-bit weight is off by a tenth, an eight-bit one by half a hundredth.
     assert 0 < distance["int8"] < 0.1 * distance["nf4"] < 0.1
+
+
+@pytest.mark.parametrize(("dtype", "quant"), [("fp32", "nf4"), ("fp32", "int8"), ("bf16", "none")])
+def test_an_adapter_is_added_without_unpacking_the_base(tiny, monkeypatch, dtype, quant):
+    folder, unpacked = tiny("llama"), []
+    adapter = start(folder, plan(folder, quant=quant)).adapter
+    model = load(LoadJob(folder, dtype, quant=quant), CPU)
+    for kind in (QuantisedLinear, PrepackedLinear):
+        read = kind.weight.fget
+        counted = property(lambda layer, read=read: unpacked.append(layer) or read(layer))
+        monkeypatch.setattr(kind, "weight", counted)
+    model.add_adapter("first", adapter)  # PEFT reads the weights when it wraps their layers
+    unpacked.clear()
+    model.add_adapter("second", adapter)
+    by_second = len(unpacked)
+    unpacked.clear()
+    model.add_adapter("third", adapter)
+    model.remove_adapter("first")
+    assert len(unpacked) <= by_second, "no more with each adapter"
+    model.close()
 
 
 @pytest.mark.parametrize("quant", ["none", "nf4"])

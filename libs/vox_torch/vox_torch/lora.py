@@ -67,7 +67,8 @@ def _reason_why_not(layer: nn.Module, key: str) -> str | None:
         return "DoRA"
     if layer.lora_bias[key]:
         return "a bias of the adapter"
-    if weight_of(layer.base_layer)().dtype != layer.lora_A[key].weight.dtype:
+    base = layer.base_layer  # a packed one has `dtype`, since reading its weight would unpack it
+    if (getattr(base, "dtype", None) or base.weight.dtype) != layer.lora_A[key].weight.dtype:
         return "an adapter in another dtype than the base"
     return None
 

@@ -31,6 +31,8 @@ class PrepackedLinear(nn.Linear):
     PEFT and others see a linear layer: reading `weight` unpacks it.
     """
 
+    dtype = torch.bfloat16
+
     def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.out_features, self.in_features = layer.out_features, layer.in_features

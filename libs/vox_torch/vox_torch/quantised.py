@@ -45,13 +45,13 @@ BLOCK_ELEMENTS = 4 * 2**20
 class QuantisedLinear(nn.Linear):
     """A frozen linear layer over a packed weight.
 
-    PEFT and others see a linear layer: reading `weight` dequantises it.
+    PEFT and others see a linear layer: reading `weight` dequantises it, to `dtype`.
     """
 
     def __init__(self, packed: Packed, out_features: int, in_features: int) -> None:
         nn.Module.__init__(self)
         self.out_features, self.in_features = out_features, in_features
-        self.packed = packed
+        self.packed, self.dtype = packed, packed.dtype
         self.register_parameter("bias", None)
 
     @property
@@ -119,7 +119,7 @@ class Nf4:
     ) -> None:
         functional = import_bitsandbytes().functional
         data, state = functional.quantize_4bit(W_OI, blocksize=64, quant_type="nf4")
-        state.dtype = dtype
+        state.dtype = self.dtype = dtype
         # Blocks run on from row to row. bitsandbytes' kernel for AVX512 believes that each row
         # begins one, unless there is one row.
         self._shape, state.shape = W_OI.shape, torch.Size((1, W_OI.numel()))
@@ -164,7 +164,7 @@ class Int8:
         scale_O1 = wide_OI.abs().amax(dim=1, keepdim=True).clamp(min=1e-36)
         self._data = (wide_OI * (1 / scale_O1 * 127)).round().to(torch.int8).to(device)
         self._step_O1 = (scale_O1 / 127).to(device)
-        self._dtype = dtype
+        self.dtype = dtype
 
     def weight(self) -> torch.Tensor:
         """Return the dequantised weight (O, I), in the compute dtype."""
@@ -176,7 +176,7 @@ class Int8:
 
     def _times(self, data_NI: torch.Tensor, step_N1: torch.Tensor) -> torch.Tensor:
         """Multiply in float32 and round once."""
-        out_NI = torch.empty_like(data_NI, dtype=self._dtype)
+        out_NI = torch.empty_like(data_NI, dtype=self.dtype)
         return torch.mul(data_NI, step_N1, out=out_NI)
 
     @property

@@ -118,3 +118,27 @@ def test_a_finished_session_is_not_made_again(base: Path, tmp_path: Path) -> Non
             again.post(f"sessions/{raw.model_id.partition(':')[0]}/finish", {}).status_code == 204
         )
         assert again.stepped(3).status_code == 404
+
+
+def test_a_client_that_is_not_made_again_as_it_was_says_so(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass that fails when it is computed again; the next server makes the client again."""
+    run_pass, passes = training.Training.run_pass, list[int]()
+
+    def failing(self: Any, *given: Any) -> Any:
+        passes.append(1)
+        if len(passes) == 1:
+            raise MemoryError
+        return run_pass(self, *given)
+
+    with server(base, tmp_path) as url, made(url) as raw:
+        expected = learnt(raw, range(1, 5))
+    with monkeypatch.context() as patched, server(base, tmp_path) as url:
+        patched.setattr(training.Training, "run_pass", failing)
+        with Raw(url, raw.model_id) as again:
+            for refused in learnt(again, range(5, 7)):
+                assert b"seq_id=1 had another result" in refused
+    with server(base, tmp_path) as url, Raw(url, raw.model_id) as once_more:
+        assert learnt(once_more, range(1, 5)) == expected
+        assert b"error" not in once_more.result(once_more.passed(5, DATA)).content

@@ -243,6 +243,19 @@ def test_faulty_bodies_are_refused(raw: Raw, url: str) -> None:
     unknown = {"session_id": str(uuid.uuid4())}
     assert raw.post("session_heartbeat", unknown).status_code == 404
     assert raw.post("telemetry", {"events": []}).json() == {"status": "accepted"}
+    for kind in ("text/plain", ""):
+        sent = httpx.post(
+            url + "/api/v1/create_session", content=b"{}", headers={"Content-Type": kind}
+        )
+        assert (sent.status_code, "application/json" in sent.text) == (415, True)
+    for seed in (2**63, -(2**63) - 1):
+        params = {"max_tokens": 1, "seed": seed}
+        chunks = {"chunks": [{"type": "encoded_text", "tokens": [1]}]}
+        body = {"base_model": "tiny", "prompt": chunks, "sampling_params": params}
+        found = raw.post("asample", body)
+        assert (found.status_code, f"sampling_params.seed={seed}" in found.text) == (400, True)
+    body["sampling_params"] = {"max_tokens": 1, "seed": -1}
+    assert b"error" not in raw.result(raw.post("asample", body)).content
     rebound = httpx.get(url + "/api/v1/healthz", headers={"Host": "evil.example"})
     assert rebound.status_code == 403
 

@@ -55,7 +55,7 @@ log = logging.getLogger("vox_tinker")
 
 
 class Guard:
-    """Check the key, or the host's name where there is none."""
+    """Check the body's type, and the key, or the host's name where there is none."""
 
     def __init__(self, app: ASGIApp, key: str | None) -> None:
         self._app, self._key = app, key
@@ -70,6 +70,10 @@ class Guard:
         headers = dict(scope["headers"])
         if scope["path"].startswith("/files/"):  # a signed link
             return None
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if scope["method"] == "POST" and kind.decode("latin-1") not in ("application/json", PROTO):
+            # A web page can send other types to this address without asking.
+            return Refused(f"Content-Type: send application/json or {PROTO}", 415)
         if self._key is None:
             host = headers.get(b"host", b"").decode("latin-1")
             name = host.partition("]")[0].lstrip("[") if "]" in host else host.partition(":")[0]

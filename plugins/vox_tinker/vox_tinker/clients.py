@@ -71,7 +71,7 @@ class Client:
 
     Args:
         next: the `seq_id` that is computed next.
-        fault: why it could not be made again; its requests fail, and stay in the journal.
+        fault: why it could not be made again; its later requests fail, and stay in the journal.
     """
 
     served: Served
@@ -316,9 +316,8 @@ class Clients:
         """
 
         def of_training(client: Client) -> Computed:
-            if client.training is None:
-                why = client.fault or f"the training client {model_id!r} was not made"
-                raise Refused(why)
+            if client.fault or client.training is None:
+                raise Refused(client.fault or f"the training client {model_id!r} was not made")
             return compute(client.training)
 
         client = self.client(model_id)
@@ -387,7 +386,7 @@ class Clients:
         """Answer a request, and write a resume point now and then, on the engine's thread."""
         model_id = client.record.model_id
         resumes, training = False, client.training
-        if training is not None and training.worth_saving:
+        if training is not None and training.worth_saving and not client.fault:
             try:
                 training.save(self.store.resume_point(model_id, seq_id))
                 resumes = True
@@ -403,14 +402,14 @@ class Clients:
         self.futures.resolve_soon(f"{model_id}:{seq_id}", answer, keep)
 
     def _compare(self, client: Client, kept: Kept, answer: Answer) -> None:
-        """Compare what was computed again, for what the learner has of it."""
-        if answer != kept.answer:
-            log.warning(
-                "request %s of %s had another result than before the restart; the backend's "
-                "numbers are not repeatable",
-                kept.seq_id,
-                client.record.model_id,
+        """Compare what was computed again: from another result on, the learner is another."""
+        if answer != kept.answer and not client.fault:
+            client.fault = (
+                f"the training client {client.record.model_id!r} could not be made again: "
+                f"seq_id={kept.seq_id} had another result than before the restart; restart the "
+                "server, or make a client of its saved weights"
             )
+            log.error(client.fault)
 
     def unload(self, request: types.UnloadModelRequest) -> types.UntypedAPIFuture:
         """Free the memory of a training client, after the requests that came before."""

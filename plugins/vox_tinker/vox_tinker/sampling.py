@@ -147,7 +147,7 @@ class SampleWork:
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
             top_p=params.top_p,
-            seed=seed if params.seed is None else params.seed,
+            seed=seed if params.seed is None else params.seed % 2**63,
         )
         last = request.prompt_logprobs_last_n
         wanted = bool(request.prompt_logprobs or request.topk_prompt_logprobs)
@@ -276,6 +276,9 @@ class Samplers:
             Refused: naming the field; 429, too many wait.
         """
         name, path = request.base_model, request.model_path
+        seed = request.sampling_params.seed
+        if seed is not None and not -(2**63) <= seed < 2**63:
+            raise Refused(f"sampling_params.seed={seed}: it must be an integer of 64 bits")
         request_id = f"sample:{uuid.uuid4()}"
         if request.sampling_session_id is not None:
             if request.seq_id is None:
@@ -294,11 +297,11 @@ class Samplers:
             record, _, folder = self._sessions.store.find(path)
             name = record.base_model
         served = self._sessions.served(name)
-        seed = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:4], "little")
+        own_seed = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:4], "little")
         self._sessions.futures.create(request_id)
         self._unfinished += 1
         try:
-            work = SampleWork.of(served.base, folder, request, seed)
+            work = SampleWork.of(served.base, folder, request, own_seed)
         except Refused as error:
             self._finish(request_id, outcome(partial(_raise, error)))
         else:
