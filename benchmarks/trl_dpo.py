@@ -1,11 +1,12 @@
 """Train with TRL's DPOTrainer and its defaults, for `dpo_speed.py`.
 
-    ENV/bin/python benchmarks/trl_dpo.py MODEL PAIRS.jsonl RESULT.json
+    ENV/bin/python benchmarks/trl_dpo.py MODEL PAIRS.jsonl RESULT.json [best]
 
 It imports nothing of vox: ENV has TRL and PEFT. The adapter is vox's default; everything else is
 TRL's default: 8 pairs a step, bfloat16, gradient checkpointing, padding to the longest answer, the
-reference by disabling the adapter in each step. RESULT gets the time, the processor seconds and the
-tokens, without padding, of each step.
+reference by disabling the adapter in each step. At its best it has bfloat16 weights, no gradient
+checkpointing, and the reference computed before the first step. RESULT gets the time, the processor
+seconds and the tokens, without padding, of each step.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ class Clock(TrainerCallback):
 
 
 def main() -> None:
-    model, pairs, result = sys.argv[1:]
+    model, pairs, result, *best = sys.argv[1:]
+    settings: dict[str, Any] = {
+        "gradient_checkpointing": False,
+        "precompute_ref_log_probs": True,
+        "model_init_kwargs": {"dtype": "bfloat16"},
+    }
     clock = Clock()
 
     class Counting(DPOTrainer):
@@ -55,6 +61,7 @@ def main() -> None:
                 report_to="none",
                 save_strategy="no",
                 disable_tqdm=True,
+                **(settings if best else {}),
             ),
             train_dataset=load_dataset("json", data_files=pairs, split="train", cache_dir=scratch),
             peft_config=LoraConfig(
