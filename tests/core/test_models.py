@@ -130,8 +130,9 @@ def test_a_truncated_weight_file_is_refused(folder: Path) -> None:
 # --- names that are nothing -----------------------------------------------------------------------
 
 
-def test_an_unknown_name_offers_the_nearest() -> None:
-    error = refused("smolm2-135")
+@pytest.mark.parametrize("name", ["smolm2-135", "SmolLM2-135M"])
+def test_an_unknown_name_offers_the_nearest(name: str) -> None:
+    error = refused(name)
     assert error.code == "VOX-M001"
     assert "did you mean smollm2-135m" in error.remedy
 

@@ -419,9 +419,12 @@ def usable_plugin(plugin_id: str) -> Found:
 
 
 def missing_command(path: str) -> BackendError | None:
-    """Return the error for a command of a catalog plugin that is not installed or not usable."""
+    """Return the error for a command, or the first words of one, of a catalog plugin that is not
+    installed or not usable."""
     owners = (
-        each for each in known_plugins().values() if path in each.provides.get("commands", ())
+        each
+        for each in known_plugins().values()
+        if any(f"{name} ".startswith(f"{path} ") for name in each.provides.get("commands", ()))
     )
     if (entry := next(owners, None)) is None:
         return None

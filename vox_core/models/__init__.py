@@ -153,7 +153,7 @@ def _what_is_there(path: Path) -> str:
 
 
 def _unknown(reference: str) -> ModelError:
-    near = difflib.get_close_matches(reference, known().models, n=3)
+    near = difflib.get_close_matches(reference.casefold(), known().models, n=3)
     did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
     return ModelError(
         "M001",

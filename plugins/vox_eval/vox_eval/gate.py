@@ -235,7 +235,7 @@ def invalid(where: object, faults: Sequence[str]) -> ConfigError:
     """Return the error for a gate that cannot be used or decided."""
     return ConfigError(
         "C012",
-        "the gate is invalid, or its suites cannot decide it",
+        "the gate cannot be used",
         where=where,
         faults=faults,
         remedy="correct the gate or its suites; docs/guide/promote.md shows a gate",

@@ -359,9 +359,9 @@ def verify(reference: str) -> tuple[Decision, Path]:
             "C011",
             "there are no records of a promotion",
             where=folder,
-            found=str(error).partition("\n")[0],
+            found=getattr(error, "strerror", None) or str(error).partition("\n")[0],
             expected=f"a name of `vox registry list`, or a folder with {PROMOTION}",
-            remedy="name one of them",
+            remedy="`vox registry list` shows the names",
         ) from error
     faults = [
         f"{key}/{name} is missing or has changed"

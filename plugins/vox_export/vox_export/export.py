@@ -30,6 +30,7 @@ from vox_core.api.models import (
     merge,
     resolve_reference,
 )
+from vox_core.api.settings import did_you_mean
 from vox_core.contract import AdapterState, Notice, WriteModelJob
 from vox_core.errors import AdapterError, ConfigError, ModelError, StorageError
 from vox_export import convert as adapters
@@ -402,7 +403,7 @@ def _require_quant(settings: ExportSettings) -> None:
             where="--quant",
             found=settings.quant,
             expected=f"one of {', '.join(known)}",
-            remedy="choose one of them, or leave out --quant",
+            remedy=f"{did_you_mean(settings.quant, known)} choose one of them".lstrip(),
         )
     if settings.quant in llama_cpp.K_QUANTS and llama_cpp.quantiser() is None:
         raise ConfigError(
