@@ -129,7 +129,8 @@ def test_the_command_of_a_plugin_that_is_not_installed(site: Site) -> None:
     catalog = site.folder / "catalog.toml"
     catalog.write_text(
         '[[plugin]]\nid = "oracle"\ndescription = "o"\n'
-        'provides = { commands = ["oracle", "data oracle", "seer ask"] }\ndefault-source = "local:p"\n'
+        'provides = { commands = ["oracle", "data oracle", "seer ask"] }\n'
+        'default-source = "local:p"\n'
         'distribution = "vox-ml-oracle"\nimport-package = "vox_oracle"\nlicence = "MIT"\n'
     )
     (Path.cwd() / "vox.toml").write_text(f'[plugin]\ncatalogs = ["{catalog}"]\n')

@@ -419,14 +419,11 @@ def usable_plugin(plugin_id: str) -> Found:
 
 
 def missing_command(path: str) -> BackendError | None:
-    """Return the error for a command, or the first words of one, of a catalog plugin that is not
-    installed or not usable."""
-    owners = (
-        each
-        for each in known_plugins().values()
-        if any(f"{name} ".startswith(f"{path} ") for name in each.provides.get("commands", ()))
-    )
-    if (entry := next(owners, None)) is None:
+    """Return the error for (the first words of) a command of a plugin that cannot be used."""
+    for entry in known_plugins().values():
+        if any(f"{name} ".startswith(f"{path} ") for name in entry.provides.get("commands", ())):
+            break
+    else:
         return None
     found, verb = "it is not installed", "install"
     if any(each.id == entry.id for each in discover()):

@@ -17,7 +17,7 @@ import pytest
 from mlx import nn
 
 import vox_mlx.model
-from vox_core.contract import AdapterState, LowRank, TrainJob
+from vox_core.contract import AdapterState, LowRank, TrainJob, World
 from vox_core.run.learner import Learner
 from vox_mlx import backend
 from vox_mlx.inject import Adapters
@@ -186,7 +186,7 @@ def still(model: Path, groups: list[int], dropout: float) -> list[float]:
 
 def learner_of(model: Path, dropout: float) -> Learner:
     made = jobs.plan(model, dropout=dropout)
-    trainer = backend.vox_train(TrainJob(made, model), Mock())
+    trainer = backend.vox_train(TrainJob(made, model), Mock(world=World()))
     start = jobs.stirred(jobs.start(model, made), size=0.2)
     return Learner(trainer, start, made.contract.optimizer, made.contract.seed)
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from vox_core.contract import AdapterState, LoadJob, Model
+from vox_core.contract import AdapterState, LoadJob, Model, World
 from vox_mlx import backend, generate
 from vox_testing import jobs
 from vox_testing.tiny import make_model
@@ -157,7 +157,7 @@ def test_a_number_may_be_used_again(llama):
 def test_a_learner_answers_as_it_is_now(llama):
     from vox_core.contract import TrainJob, Update
 
-    trainer = backend.vox_train(TrainJob(jobs.plan(llama), llama), Mock())
+    trainer = backend.vox_train(TrainJob(jobs.plan(llama), llama), Mock(world=World()))
     trainer.add_learner("one", jobs.stirred(jobs.start(llama, jobs.plan(llama))))
     batch = jobs.batch(jobs.documents(2))
     seen = []

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from vox_core.contract import Batch, Trainer, TrainJob, TrainState, Update
+from vox_core.contract import Batch, Trainer, TrainJob, TrainState, Update, World
 from vox_core.errors import AdapterError
 from vox_core.run.learner import Learner
 from vox_mlx import backend
@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer(model: Path, **plan: object) -> Trainer:
-    return backend.vox_train(TrainJob(jobs.plan(model, **plan), model), Mock())
+    return backend.vox_train(TrainJob(jobs.plan(model, **plan), model), Mock(world=World()))
 
 
 def start(model: Path, size: float = 0.2, **plan: object) -> TrainState:
@@ -75,7 +75,7 @@ def test_learners_that_share_a_base_are_what_they_are_alone(model, recompute):
     optimizer = made.contract.optimizer
 
     def several(names: list[str]) -> dict[str, tuple[list[float], TrainState]]:
-        shared = backend.vox_train(TrainJob(made, model), Mock())
+        shared = backend.vox_train(TrainJob(made, model), Mock(world=World()))
         learners = {n: Learner(shared, STARTS[n](model), optimizer, 7, n) for n in names}
         losses: dict[str, list[float]] = {name: [] for name in names}
         for step in jobs.curve(3, groups=2):

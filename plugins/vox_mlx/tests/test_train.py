@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import vox_mlx.model
-from vox_core.contract import ExecutionPlan, LoadJob, TrainJob, probe_document
+from vox_core.contract import ExecutionPlan, LoadJob, TrainJob, World, probe_document
 from vox_core.errors import ModelError
 from vox_core.run.learner import Learner
 from vox_formats.quant import MLX_FORMATS
@@ -28,7 +28,7 @@ def model(tmp_path: Path) -> Path:
 
 def prepared(made: ExecutionPlan, model: Path, **more: Any) -> tuple[Learner, Mock]:
     """A learner at its start, and what its trainer reports."""
-    context = Mock()
+    context = Mock(world=World())
     trainer = backend.vox_train(TrainJob(made, model, **more), context)
     learner = Learner(trainer, jobs.start(model, made), made.contract.optimizer, made.contract.seed)
     return learner, context
@@ -50,7 +50,7 @@ def test_a_model_with_a_weight_that_the_files_lack_is_not_trained_whole(model):
     made = jobs.plan(model, method="full")
     begin = jobs.start(model, made)
     some = {name: value for name, value in begin.adapter.saved.items() if "norm" not in name}
-    trainer = backend.vox_train(TrainJob(made, model), Mock())
+    trainer = backend.vox_train(TrainJob(made, model), Mock(world=World()))
     with pytest.raises(ModelError, match=r"M002[^§]*model.layers.0.input_layernorm.weight"):
         trainer.add_learner("all", replace(begin, adapter=replace(begin.adapter, saved=some)))
 
