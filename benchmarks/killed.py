@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 
 from vox_core.api.commands import EvalSettings
-from vox_core.errors import BackendError
 from vox_data import generate as generation
 from vox_eval import evaluation
 from vox_testing.llama import write_llama
@@ -81,16 +80,6 @@ def work(name: str, out: str) -> None:
         generation.generate("base", Path("recipe.toml"), Path(out), **how)
 
 
-def until_probed(name: str, out: str) -> None:
-    """Work; again if a busy machine took more time for a backend's probe than it has."""
-    for _ in range(9):
-        try:
-            return work(name, out)
-        except BackendError as error:
-            print(error.found, flush=True)
-    raise SystemExit(1)
-
-
 def tried(name: str, times: int) -> None:
     rng, equal, moments = random.Random(0), 0, list[str]()
     took = run(name, whole := f"{name}-whole", None)
@@ -111,7 +100,7 @@ def tried(name: str, times: int) -> None:
 def run(name: str, out: str, seconds: float | None) -> float | None:
     """Work in a process, and kill it some seconds after its first write; return the seconds from
     there to its end, None if it was killed."""
-    process = PROCESSES.Process(target=until_probed, args=(name, out))
+    process = PROCESSES.Process(target=work, args=(name, out))
     process.start()
     while not Path(out).exists() and process.is_alive():
         time.sleep(0.001)

@@ -5,9 +5,10 @@ A probe is a script of the standard library that prints one JSON object, a `Hard
     {"present": true, "detail": "2 cores, 24.0 GB",
      "devices": [{"name": "…", "tag": "cpu", "memory_bytes": 24000000000}]}
 
-It runs in its own interpreter, without site-packages, for at most two seconds; probes run
-concurrently. `present: false` means that there is no such hardware; `detail` gives the evidence. A
-probe that fails, hangs or prints something else is a `ProbeFault`: the plugin is broken.
+It runs in its own interpreter, without site-packages, for at most 20 seconds: a busy machine may
+need a few. Probes run concurrently. `present: false` means that there is no such hardware; `detail`
+gives the evidence. A probe that fails, hangs or prints something else is a `ProbeFault`: the plugin
+is broken.
 
 `VOX_OVERRIDE_HARDWARE` (`none`, `nvidia`, `apple`, or several with commas) replaces probes and the
 core's own detection: for tests, and for planning on a machine other than the one that will train.
@@ -37,7 +38,7 @@ from vox_core.host.discover import Found, installed_versions
 from vox_core.host.manifest import Manifest, api_order
 from vox_core.host.process import Failed, output_of
 
-LIMIT_S = 2.0
+LIMIT_S = 20.0
 OVERRIDE = "VOX_OVERRIDE_HARDWARE"
 
 _CHILD = """
