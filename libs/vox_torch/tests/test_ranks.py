@@ -120,6 +120,7 @@ def running(
 ) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A long run of two processes, after its first steps, and the ranks' processes."""
     run = tmp_path / "run"
+    telemetry = run / "telemetry.jsonl"
     arguments = [*command, "--max-steps", "100000", "--save-every", "0", "--out", str(run)]
     launcher = subprocess.Popen(
         [*arguments, "--processes", "2"],
@@ -130,7 +131,7 @@ def running(
     )
     try:
         end = time.monotonic() + PATIENCE
-        while not (run.exists() and any(step for step, _ in numbers(run))):
+        while not (telemetry.exists() and '"event": "step"' in telemetry.read_text()):
             assert launcher.poll() is None, launcher.communicate()
             assert time.monotonic() < end
             time.sleep(0.1)
