@@ -5,10 +5,9 @@ A probe is a script of the standard library that prints one JSON object, a `Hard
     {"present": true, "detail": "2 cores, 24.0 GB",
      "devices": [{"name": "…", "tag": "cpu", "memory_bytes": 24000000000}]}
 
-It runs in its own interpreter, without site-packages, for at most 20 seconds: a busy machine may
-need a few. Probes run concurrently. `present: false` means that there is no such hardware; `detail`
-gives the evidence. A probe that fails, hangs or prints something else is a `ProbeFault`: the plugin
-is broken.
+It runs in its own interpreter, without site-packages, for at most 20 seconds (on a busy machine);
+probes run concurrently. `present: false` means that there is no such hardware; `detail` gives the
+evidence. A probe that fails, hangs or prints something else is a `ProbeFault`.
 
 `VOX_OVERRIDE_HARDWARE` (`none`, `nvidia`, `apple`, or several with commas) replaces probes and the
 core's own detection: for tests, and for planning on a machine other than the one that will train.
