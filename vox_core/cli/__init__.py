@@ -42,11 +42,11 @@ COMMANDS = {
 data = LazyGroup(name="data", table={}, path=("data",), help=COMMANDS["data"].help)
 """The group that plugins add `vox data check` and the like to."""
 
-# How many times a waiting OpenMP thread spins before it sleeps. libgomp's default spins until the
-# other threads are scheduled again: on a busy machine a training step then takes five times as
-# long, with this value twice as long (docs/dev/performance-log.md). libgomp reads the variable when
+# How many times a waiting OpenMP thread spins before it sleeps. libgomp's default, until the other
+# threads are scheduled again, makes each of two runs at once five times as slow; this value 2.2
+# times, and one alone by 2 to 7 % (docs/dev/performance-log.md). libgomp reads the variable when
 # the first library that uses it is imported, so it must be set before.
-SPIN_COUNT = "10000"
+SPIN_COUNT = "1000"
 
 
 def _print_version(ctx: click.Context, option: click.Parameter, given: bool) -> None:
