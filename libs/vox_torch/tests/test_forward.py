@@ -79,13 +79,14 @@ def test_tokens_that_documents_begin_with_are_computed_once(tiny, family):
     ends = [rng.integers(5, 90, count) for count in (9, 1, 20, 0)]
     some = [np.concatenate([first, end]) for end in ends]
     some[1:1] = [other, first[:20], first[:3]]  # another one, a part, and too short to share
+    some.append(np.concatenate([first[:20], rng.integers(5, 90, 21)]))  # less than half in common
     lengths = [len(each) for each in some]
     tokens_T = np.concatenate(some)
     nothing_T, starts_D = np.zeros(len(tokens_T), np.float32), np.cumsum([0, *lengths[:-1]])
     every = np.ones(len(tokens_T), bool)
     rows = Batch(tokens_T, np.roll(tokens_T, -1), nothing_T, starts_D, every)
     laid = layout.begun_alike(rows, "cpu")
-    assert laid.tokens_1T.shape[1] == 39 + 30 + 3 + 1 + 20
+    assert laid.tokens_1T.shape[1] == 39 + 30 + 3 + 1 + 20 + 41
     with torch.no_grad():
         found = together.log_probs(rows, once=True).spread(len(tokens_T))
         expected = padded(model).log_probs(rows).spread(len(tokens_T))

@@ -66,7 +66,7 @@ class WeightedNll(torch.autograd.Function):
         weights_C = weights_C * gradient
         for at in _blocks(logits_CV):
             wide_NV = torch.sub(logits_CV[at], lse_C1[at], out=_wide(gradient_CV[at])).exp_()
-            _to_logits(wide_NV, targets_C[at], weights_C[at])
+            _gradient(wide_NV, targets_C[at], weights_C[at])
             if wide_NV.dtype != gradient_CV.dtype:
                 gradient_CV[at] = wide_NV
         return gradient_CV, None, None
@@ -78,7 +78,7 @@ def _wide(part: torch.Tensor) -> torch.Tensor:
     return part if part.dtype == wide else torch.empty_like(part, dtype=wide)
 
 
-def _to_logits(softmax_CV: torch.Tensor, targets_C: torch.Tensor, weights_C: torch.Tensor) -> None:
+def _gradient(softmax_CV: torch.Tensor, targets_C: torch.Tensor, weights_C: torch.Tensor) -> None:
     """Turn softmax into `sum(weight * (softmax - onehot))` over a position's targets, in place."""
     weights_CM = in_columns(weights_C)
     if targets_C.ndim == 1:  # rounded less than with the sum below

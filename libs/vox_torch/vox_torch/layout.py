@@ -169,19 +169,28 @@ def joined(batches: Sequence[Batch]) -> Batch:
 def begun_alike(batch: Batch, device: str) -> EndToEnd:
     """Lay out documents that begin alike as one, with their common tokens once.
 
-    Documents with the same first `LEAST_SHARED` tokens are branches of the first of them: its whole
-    tokens, and then of each other one what follows the tokens in common with it.
+    A document that has `LEAST_SHARED` tokens and half of its own in common with the first of a
+    family is a branch of it: what follows the common tokens comes after those of the family. With
+    fewer, such as a system prompt before long messages, attention over the whole family would cost
+    more than it saves.
     """
     import numpy as np
 
-    families: dict[bytes, list[tuple[slice, int]]] = {}
+    families: list[list[tuple[slice, int]]] = []
+    newest: dict[bytes, list[tuple[slice, int]]] = {}
     for document in batch.documents():
         tokens_L = batch.tokens_T[document]
-        family = families.setdefault(tokens_L[:LEAST_SHARED].tobytes(), [])
+        begun = tokens_L[:LEAST_SHARED].tobytes()
+        family = newest.get(begun, [])
         shared = _common(batch.tokens_T[family[0][0]], tokens_L) if family else 0
+        if 2 * shared < len(tokens_L):
+            shared, family = 0, []
+        if not family:
+            families.append(family)
+            newest[begun] = family
         family.append((document, shared))
     place_T, bounds, parts, back = np.zeros(len(batch.tokens_T), np.int64), [0], [], {}
-    for number, family in enumerate(families.values()):
+    for number, family in enumerate(families):
         order_L, positions_L, back_LL = _branches(family)
         parts.append((order_L, positions_L))
         place_T[order_L] = bounds[-1] + np.arange(len(order_L))

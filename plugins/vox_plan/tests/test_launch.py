@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -40,9 +41,11 @@ def test_a_rank_that_computes_does_not_hang(tmp_path, monkeypatch):
 def test_cpu_time_of_a_process():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         first = launching._cpu_time(process.pid)
-        while launching._cpu_time(process.pid) == first:
+        end = time.monotonic() + 60
+        while launching._cpu_time(process.pid) == first and time.monotonic() < end:
             pass
         process.kill()
+    assert time.monotonic() < end
 
 
 def test_ranks_start_where_no_affinity_is_known(monkeypatch):
