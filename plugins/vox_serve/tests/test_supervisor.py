@@ -91,6 +91,24 @@ def test_the_worker_ends_with_a_supervisor_that_is_killed(server) -> None:
         assert ended(client)
 
 
+def test_the_worker_ends_with_a_supervisor_that_had_not_read_that_it_serves() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
+        passed = (listener.fileno(), theirs.fileno())
+        environment = {**os.environ, "_VOX_SERVE_WORKER": "{} {}".format(*passed)}
+        worker = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT], env=environment, pass_fds=passed, stderr=subprocess.PIPE
+        )
+        theirs.close()
+        connected(listener.getsockname()[1])[0].close()
+        ours.close()
+        try:
+            assert worker.wait(SECONDS) == -signal.SIGTERM
+        finally:
+            worker.kill()
+            worker.communicate()
+
+
 @pytest.mark.parametrize(("how", "code"), [("wrong", 2), ("unready", 128 + 9)])
 def test_a_worker_that_does_not_come_to_serve_ends_the_server(how, code) -> None:
     process = started(how)

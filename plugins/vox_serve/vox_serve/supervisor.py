@@ -16,8 +16,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from select import select
 from threading import Thread
-from types import FrameType
 
 _WORKER = "_VOX_SERVE_WORKER"
 """In a worker: the file descriptors of the listening socket and of its end of the pair."""
@@ -62,7 +62,7 @@ class Supervisor:
                 )
             return bool(ours.recv(1)), self._worker.wait()
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+    def _pass_on(self, number: int, _frame: object) -> None:
         self._ending = True
         if self._worker:
             self._worker.send_signal(number)
@@ -77,7 +77,7 @@ def inherited() -> tuple[socket.socket, Callable[[], object]] | None:
     line = socket.socket(fileno=pair)
 
     def end_with_supervisor() -> None:
-        line.recv(1)
+        select([line], [], [])  # recv would fail if the supervisor had not read what we sent
         os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=end_with_supervisor, daemon=True).start()
