@@ -127,7 +127,6 @@ class HookSpecs:
     def vox_plan_run(
         self,
         settings: object,
-        backend_origin: str | None,
         progress: Callable[[str, int, int], None] | None,
         tell: Callable[[str], None],
     ) -> object:

@@ -25,7 +25,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
 from vox_core.config import (
-    CONFIG_FILE,
     ChatSettings,
     GenerateSettings,
     MergeSettings,
@@ -34,13 +33,11 @@ from vox_core.config import (
     TrainSettings,
     given,
     load_settings,
-    source_of,
     unknown_settings,
 )
 from vox_core.contract import Event, Notice
 from vox_core.display import display
 from vox_core.errors import ConfigError
-from vox_core.host import Origin
 
 if TYPE_CHECKING:
     from vox_core.models import Progress
@@ -121,7 +118,7 @@ def train(
 
     pinned = None
     if plan is None:
-        chosen, origin = _settings(TrainSettings, config, said)
+        chosen = load_settings(TrainSettings, said, file=_path(config))
     elif config is not None:
         raise ConfigError(
             "P012",
@@ -134,11 +131,9 @@ def train(
         from vox_core.run.resume import read_plan
 
         pinned = read_plan(Path(plan), said)
-        chosen, origin = pinned.settings, "--plan"
+        chosen = pinned.settings
     with _receivers(on_event, progress) as (observe, transfer):
-        report = run_training(
-            chosen, observe=observe, backend_origin=origin, progress=transfer, pinned=pinned
-        )
+        report = run_training(chosen, observe=observe, progress=transfer, pinned=pinned)
     return Run(report.run, report)
 
 
@@ -159,7 +154,7 @@ def plan(
         InputError: bad input, or no such plugin is installed (the remedy installs it).
     """
     said = _keywords(TrainSettings, {"model": model, "data": data, **settings})
-    chosen, origin = _settings(TrainSettings, config, said)
+    chosen = load_settings(TrainSettings, said, file=_path(config))
     from vox_core.host.load import call_hook, provider
 
     found = provider("hooks", "vox_plan_run")
@@ -168,7 +163,6 @@ def plan(
             found,
             "vox_plan_run",
             settings=chosen,
-            backend_origin=origin,
             progress=transfer,
             tell=lambda text: observe(Notice(text)),
         )
@@ -194,13 +188,11 @@ def merge(
         WorkError: verification failed, or the disk did; no output is left.
     """
     said = _keywords(MergeSettings, {"out": out, **settings})
-    chosen, origin = _settings(MergeSettings, config, said)
+    chosen = load_settings(MergeSettings, said, file=_path(config))
     from vox_core.run.merge import merge as run_merge
 
     with _receivers(on_event, progress) as (observe, transfer):
-        return run_merge(
-            os.fspath(run), chosen, observe=observe, backend_origin=origin, progress=transfer
-        )
+        return run_merge(os.fspath(run), chosen, observe=observe, progress=transfer)
 
 
 def open_trainer(
@@ -235,9 +227,9 @@ def open_trainer(
             expected=", ".join(own.SETTINGS),
             remedy="leave them out: data, steps and files are your loop's",
         )
-    chosen, origin = _settings(TrainSettings, config, said)
+    chosen = load_settings(TrainSettings, said, file=_path(config))
     with _receivers(on_event, progress) as (observe, transfer):
-        return own.open_trainer(chosen, observe=observe, backend_origin=origin, progress=transfer)
+        return own.open_trainer(chosen, observe=observe, progress=transfer)
 
 
 def load(
@@ -260,14 +252,12 @@ def load(
     """
     kind = ChatSettings if section == "chat" else GenerateSettings
     said = _keywords(kind, settings)
-    chosen, origin = _settings(kind, config, said)
+    chosen = load_settings(kind, said, file=_path(config))
     from vox_core.run.load import open_model
 
     stack = ExitStack()
     with _receivers(on_event, progress) as (observe, transfer):
-        opening = open_model(
-            os.fspath(reference), chosen, observe=observe, backend_origin=origin, progress=transfer
-        )
+        opening = open_model(os.fspath(reference), chosen, observe=observe, progress=transfer)
         return Model(stack.enter_context(opening), stack.close, chosen, said, config)
 
 
@@ -382,7 +372,7 @@ class Model:
                     remedy=f"load it again: vox.load(..., {name}=...)",
                 )
         kept = {name: each for name, each in self._said.items() if name in kind.model_fields}
-        return _settings(kind, self._config, {**kept, **changed})[0]
+        return load_settings(kind, {**kept, **changed}, file=_path(self._config))
 
 
 def _conversation(messages: Messages) -> Sequence[Mapping[str, str]]:
@@ -401,24 +391,6 @@ def runs(folder: Reference = "runs") -> list[Summary]:
 
 
 # --- settings and events --------------------------------------------------------------------------
-
-
-def backend_origin(
-    kind: type[Section], config: Reference | None, said: Mapping[str, Any]
-) -> Origin | None:
-    """Return the setting that names the backend; None if none does."""
-    if "backend" in given(said):
-        return "--backend"
-    source = source_of(kind, "backend", _path(config))
-    if source == "default":
-        return None
-    return "vox.toml" if source == CONFIG_FILE else "VOX_BACKEND"
-
-
-def _settings(
-    kind: type[S], config: Reference | None, said: Mapping[str, Any]
-) -> tuple[S, Origin | None]:
-    return load_settings(kind, said, file=_path(config)), backend_origin(kind, config, said)
 
 
 def _keywords(kind: type[Section], settings: Mapping[str, Any]) -> dict[str, Any]:

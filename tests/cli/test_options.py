@@ -162,12 +162,11 @@ def test_a_file_that_is_not_there_is_an_error(vox, training: Training) -> None:
     [
         (["--backend", "b"], {"VOX_BACKEND": "c"}, True, "--backend"),
         ([], {"VOX_BACKEND": "c"}, True, "VOX_BACKEND"),
-        ([], {"VOX_TRAIN_BACKEND": "c"}, False, "VOX_BACKEND"),
+        ([], {"VOX_TRAIN_BACKEND": "c"}, False, "VOX_TRAIN_BACKEND"),
         ([], {}, True, "vox.toml"),
-        ([], {}, False, None),
     ],
 )
-def test_the_service_is_told_who_asked_for_the_backend(
+def test_the_settings_say_who_asked_for_the_backend(
     vox, training, toml, monkeypatch, arguments, variables, written, origin
 ) -> None:
     if not written:
@@ -175,7 +174,8 @@ def test_the_service_is_told_who_asked_for_the_backend(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     vox("train", *arguments)
-    assert training.calls[0]["backend_origin"] == origin
+    backend = training.calls[0]["settings"].backend
+    assert getattr(backend, "origin", "--backend") == origin
 
 
 def test_config_show_says_what_is_in_force_and_why(vox, toml: Path, monkeypatch) -> None:

@@ -91,7 +91,7 @@ class Case:
 
 
 def ask(id: str, **wishes: Any) -> Request:
-    return Request("train", explicit=id, explicit_origin="--backend", **wishes)
+    return Request("train", explicit=id, **wishes)
 
 
 def environment(case: Case) -> Surroundings:

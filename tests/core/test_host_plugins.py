@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 
 from tests.core.plugin_site import MANIFEST, WORKS, Site
+from vox_core.config import BackendName
 from vox_core.contract import AdapterState, LoadJob, MergeJob, RunContext, TrainJob
 from vox_core.errors import BackendError, ConfigError, DataError, PluginError
 from vox_core.host import Request, choose, list_backends
@@ -355,7 +356,7 @@ def test_a_backend_is_chosen_and_loaded_among_broken_ones(crowd: Site) -> None:
 
 def test_one_asked_for_by_name_that_cannot_be_imported_is_an_error(crowd: Site) -> None:
     with pytest.raises(BackendError, match="'exits' is installed but broken"):
-        choose(Request("train", explicit="exits", explicit_origin="VOX_BACKEND"))
+        choose(Request("train", explicit=BackendName("exits", "VOX_BACKEND")))
 
 
 def test_all_backends_are_listed_and_none_imported(crowd: Site) -> None:

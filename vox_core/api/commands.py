@@ -28,4 +28,3 @@ from vox_core.config import (
     given as given,
     source_of as source_of,
 )
-from vox_core.library import backend_origin as backend_origin

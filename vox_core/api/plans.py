@@ -20,7 +20,6 @@ from vox_core.data.batching import (
 from vox_core.data.dataset import Dataset as Dataset
 from vox_core.data.encode import Document as Document
 from vox_core.digests import TOKENIZER_FILES as TOKENIZER_FILES
-from vox_core.host import Origin as Origin
 from vox_core.host.manifest import MemoryProfile as MemoryProfile
 from vox_core.host.probe import Device as Device
 from vox_core.models import Progress as Progress

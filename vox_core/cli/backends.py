@@ -13,7 +13,6 @@ from vox_core.cli.output import print_columns, print_json, printable, warn_of_un
 from vox_core.config import GenerateSettings, MergeSettings, ModelUse, TrainSettings, given
 from vox_core.contract import DType, Method, Quant
 from vox_core.host import TELLS_MORE, Operation, Request, Verdict, explain, list_backends
-from vox_core.library import backend_origin
 
 _SETTINGS: dict[Operation, type[TrainSettings] | type[ModelUse]] = {
     "train": TrainSettings,
@@ -104,7 +103,6 @@ def _request(
         method=flags["method"] or getattr(settings, "method", None),
         model_type=family,
         explicit=settings.backend,
-        explicit_origin=backend_origin(kind, config_file, known),
         allow_cpu=getattr(settings, "allow_cpu", False),
         streamed=merging,
     )

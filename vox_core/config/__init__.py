@@ -40,6 +40,7 @@ from vox_core.config.sections import (
     toml_schema as toml_schema,
 )
 from vox_core.config.sections import (
+    BackendName as BackendName,
     Change as Change,
     DataSource as DataSource,
     Section as Section,

@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from vox_core.config.sections import SECTIONS, Section, homes, is_table, kebab, seen_from
+from vox_core.config.sections import (
+    SECTIONS,
+    BackendName,
+    Section,
+    homes,
+    is_table,
+    kebab,
+    seen_from,
+)
 from vox_core.errors import ConfigError
 from vox_core.text import did_you_mean, nearest
 
@@ -82,7 +90,10 @@ def load_settings(
     values = {name: value for name, (_, value) in variables.items()}
     origins = dict.fromkeys(written, str(file or settings_file()))
     origins |= {name: variable for name, (variable, _) in variables.items()}
-    return validate(kind, _over(written, values, flags), origins)
+    merged = _over(written, values, flags)
+    if isinstance(name := merged.get("backend"), str) and "backend" not in flags:
+        merged["backend"] = BackendName(name, origins["backend"])
+    return validate(kind, merged, origins)
 
 
 def _over(*layers: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WrapValidator,
+    model_validator,
+)
 
 from vox_core.contract import (
     Curriculum,
@@ -57,6 +65,23 @@ Change = Literal[
     "weight-decay",
 ]  # fmt: skip
 """What a resumed run may change: never model, rows, their order or the shape of the adapter."""
+
+
+class BackendName(str):
+    """The id of a backend, and the flag, variable or file that names it."""
+
+    origin: str
+
+    def __new__(cls, name: str, origin: str = "--backend") -> Self:
+        named = super().__new__(cls, name)
+        named.origin = origin
+        return named
+
+
+Backend = Annotated[
+    str, WrapValidator(lambda it, checked: it if isinstance(it, BackendName) else checked(it))
+]
+"""Pydantic would make a `BackendName` a plain text."""
 Changes = Annotated[tuple[Change, ...], BeforeValidator(_one_or_many)]
 DTypeChoice = Literal["auto", "bf16", "fp16", "fp32"]
 
@@ -263,7 +288,7 @@ class TrainSettings(DataSettings):
     )
     valid: Path | None = Field(None, description="Validation data file.")
     out: Path | None = Field(None, description="Run folder to create.  [default: runs/MODEL-TIME]")
-    backend: str | None = Field(None, description="Use this backend only.")
+    backend: Backend | None = Field(None, description="Use this backend only.")
     dtype: DTypeChoice = Field("auto", description="Compute dtype of the base and the adapter.")
     quant: Quant = Field(
         "none", description="Quantisation of the base's linear layers; none: as stored."
@@ -423,7 +448,7 @@ class TrainSettings(DataSettings):
 class ModelUse(Section):
     """Settings that generate, chat and merge share."""
 
-    backend: str | None = Field(None, description="Use this backend only.")
+    backend: Backend | None = Field(None, description="Use this backend only.")
 
 
 class LoadSettings(ModelUse):

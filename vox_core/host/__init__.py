@@ -15,7 +15,6 @@ from vox_core.host.judge import (
     Candidate as Candidate,
     Surroundings as Surroundings,
     Operation as Operation,
-    Origin as Origin,
     Request as Request,
     Verdict as Verdict,
 )

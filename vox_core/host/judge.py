@@ -30,7 +30,6 @@ from vox_core.host.probe import (
 )
 
 Operation: TypeAlias = Literal["train", "merge", "load"]
-Origin: TypeAlias = Literal["--backend", "--plan", "VOX_BACKEND", "vox.toml"]
 Status: TypeAlias = Literal["chosen", "available", "rejected", "broken"]
 
 ABSENT = "no such hardware: "
@@ -43,7 +42,7 @@ class Request:
     """The requirements of an operation on its backend; None leaves one open.
 
     Args:
-        explicit: the id that the user named; `explicit_origin` says where (flag, variable, file).
+        explicit: the id that the user named; a `BackendName` says where.
         resumed_from: the id of the backend that the resumed run used.
         memory_needed: bytes, on one device.
         allow_cpu: train on the CPU even if an accelerator stays idle.
@@ -57,7 +56,6 @@ class Request:
     method: Method | None = None
     model_type: str | None = None
     explicit: str | None = None
-    explicit_origin: Origin | None = None
     resumed_from: str | None = None
     memory_needed: int | None = None
     allow_cpu: bool = False
@@ -68,7 +66,7 @@ class Request:
     @property
     def asked(self) -> str:
         """The flag or setting that chose the backend: `--backend cpu`."""
-        return f"{self.explicit_origin or 'by name:'} {self.explicit}"
+        return f"{getattr(self.explicit, 'origin', '--backend')} {self.explicit}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from vox_core.config import DataSource, TrainSettings
     from vox_core.contract import Evaluator, Objective, Quant, Reward
     from vox_core.data.checked import CheckedFile
-    from vox_core.host import Origin, Selection
+    from vox_core.host import Selection
     from vox_core.host.load import Backend
     from vox_core.run.start import Start
     from vox_core.weights import Weights
@@ -91,7 +91,6 @@ class RunInputs:
 
 def read_inputs(
     settings: TrainSettings,
-    origin: Origin | None = None,
     resumed_from: str | None = None,
     progress: models.Progress | None = None,
     *,
@@ -101,7 +100,6 @@ def read_inputs(
     """Read everything.
 
     Args:
-        origin: where `settings.backend` was said, for the words of an error.
         resumed_from: id of the backend of the run that is resumed.
         only_planned: nothing will be trained, so there may be no data.
         start: the adapter that the settings name, with its base.
@@ -115,7 +113,7 @@ def read_inputs(
     evaluator = _evaluator(settings.eval_suite) if settings.eval_suite else None
     rows = Chosen([], []) if only_planned and not settings.data else _rows(settings, objective)
     seen, fetching = Seen(), Fetching(progress)
-    request = _request(settings, objective, origin, resumed_from)
+    request = _request(settings, objective, resumed_from)
     # Before a model is fetched, so that a missing backend is found in a second.
     if refusal := explain(request, seen=seen).refusal:
         raise refusal
@@ -309,10 +307,7 @@ def _require_tokens(objective: Objective | None, vocabulary: int | None) -> None
 
 
 def _request(
-    settings: TrainSettings,
-    objective: Objective | None,
-    origin: Origin | None,
-    resumed_from: str | None,
+    settings: TrainSettings, objective: Objective | None, resumed_from: str | None
 ) -> Request:
     return Request(
         operation="train",
@@ -321,7 +316,6 @@ def _request(
         method=settings.method,
         optimizer=settings.optimizer,
         explicit=settings.backend,
-        explicit_origin=(origin or "--backend") if settings.backend else None,
         resumed_from=resumed_from,
         allow_cpu=settings.allow_cpu,
         several_targets=objective is not None and objective.top_k > 0,

@@ -21,7 +21,7 @@ from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_source
 from vox_core.digests import CONFIG_FILE, config_digest, folder_digest, tokenizer_digest
 from vox_core.errors import DataError
-from vox_core.host import Origin, Request, Seen, explain
+from vox_core.host import Request, Seen, explain
 from vox_core.host.load import Backend, Context, Observe, ignore
 from vox_core.host.probe import Hardware
 from vox_core.run.artifacts import versions
@@ -339,7 +339,6 @@ def open_model(
     settings: SamplingSettings,
     *,
     observe: Observe = ignore,
-    backend_origin: Origin | None = None,
     progress: models.Progress | None = None,
 ) -> Iterator[OpenModel]:
     """Load what `reference` names, for as long as the block lasts.
@@ -348,14 +347,12 @@ def open_model(
         InputError: it cannot be found, or no installed backend can load it.
     """
     # Before a model is fetched, so that a missing backend is found in a second.
-    if refusal := explain(_request(settings, backend_origin), seen=(seen := Seen())).refusal:
+    if refusal := explain(_request(settings), seen=(seen := Seen())).refusal:
         raise refusal
     source = resolve_reference(reference, adapter=settings.adapter, progress=progress)
     tokenizer = load_tokenizer(source.base.tokenizer)
     adapters = {ADAPTER: source.adapter} if source.adapter else {}
-    with open_base(
-        source, adapters, settings, observe=observe, backend_origin=backend_origin, seen=seen
-    ) as opened:
+    with open_base(source, adapters, settings, observe=observe, seen=seen) as opened:
         yield OpenModel(
             source.base.id + (" + adapter" if source.adapter else ""),
             opened.generator,
@@ -441,7 +438,6 @@ def open_base(
     *,
     rows: int | None = None,
     observe: Observe = ignore,
-    backend_origin: Origin | None = None,
     seen: Seen | None = None,
 ) -> Iterator[OpenBase]:
     """Load the base of `source` once, and `adapters` beside it, for as long as the block lasts.
@@ -458,7 +454,7 @@ def open_base(
         quant = settled_quant(settings.quant, source.weights.quant)
     methods = {adapter.method for adapter in adapters.values()}
     request = replace(
-        _request(settings, backend_origin),
+        _request(settings),
         quant=quant,
         # Of several methods the one that the fewest backends have.
         method=next((each for each in ("dora", "rslora", "lora") if each in methods), None),
@@ -500,13 +496,12 @@ def apart(opening: AbstractContextManager[Loaded]) -> Iterator[Loaded]:
         yield entering.result()
 
 
-def _request(settings: LoadSettings, origin: Origin | None) -> Request:
+def _request(settings: LoadSettings) -> Request:
     return Request(
         operation="load",
         quant=settings.quant,
         dtype=None if settings.dtype == "auto" else settings.dtype,
         explicit=settings.backend,
-        explicit_origin=(origin or "--backend") if settings.backend else None,
     )
 
 

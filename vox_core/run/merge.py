@@ -30,7 +30,7 @@ from vox_core.contract import (
 )
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import AdapterError, BackendError, ModelError, PluginError
-from vox_core.host import Origin, Request, choose
+from vox_core.host import Request, choose
 from vox_core.host.load import Backend, Context, Observe, ignore, write_model
 from vox_core.host.select import Seen
 from vox_core.run.folder import CARD, RunFolder
@@ -90,7 +90,6 @@ def merge(
     settings: MergeSettings,
     *,
     observe: Observe = ignore,
-    backend_origin: Origin | None = None,
     progress: models.Progress | None = None,
 ) -> MergeReport:
     """Merge the adapter that `reference` names into its base.
@@ -122,7 +121,6 @@ def merge(
         method=source.adapter.method,
         model_type=source.base.model_type,
         explicit=settings.backend,
-        explicit_origin=(backend_origin or "--backend") if settings.backend else None,
         streamed=True,
     )
     seen = Seen()

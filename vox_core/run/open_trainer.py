@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from vox_core import models
     from vox_core.contract import Floats
     from vox_core.data import encode
-    from vox_core.host import Origin
 
 
 SETTINGS = (
@@ -369,12 +368,11 @@ def open_trainer(
     settings: TrainSettings,
     *,
     observe: Observe = ignore,
-    backend_origin: Origin | None = None,
     progress: models.Progress | None = None,
 ) -> OpenTrainer:
     """Load a model to train; close the result. See `open_training_base`."""
     with ExitStack() as stack:
-        base = stack.enter_context(open_training_base(settings, observe, backend_origin, progress))
+        base = stack.enter_context(open_training_base(settings, observe, progress))
         made = OpenTrainer(base, NAME, base.plan.contract.seed, stack.close)
         if base.inputs.start:
             base.trainer.add_adapter(REFERENCE, base.inputs.start.adapter)
@@ -386,7 +384,6 @@ def open_trainer(
 def open_training_base(
     settings: TrainSettings,
     observe: Observe = ignore,
-    backend_origin: Origin | None = None,
     progress: models.Progress | None = None,
 ) -> Iterator[TrainingBase]:
     """Load a model that learners are added to, for as long as the block lasts.
@@ -411,7 +408,7 @@ def open_training_base(
         )
     start = starting_adapter(chosen, progress)
     chosen = start.adopted(chosen) if start else chosen
-    inputs = read_inputs(chosen, backend_origin, None, progress, only_planned=True, start=start)
+    inputs = read_inputs(chosen, None, progress, only_planned=True, start=start)
     observe(Notice(inputs.selection.why))
     plan = _planned(chosen, inputs, identity(inputs.model))
     if start:

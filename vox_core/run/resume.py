@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vox_core import bounded_json
 from vox_core.bounded_json import differences, schema_faults
-from vox_core.config import Change, DataSource, TrainSettings, validate
+from vox_core.config import BackendName, Change, DataSource, TrainSettings, validate
 from vox_core.config.sections import kebab
 from vox_core.contract import ExecutionPlan
 from vox_core.data.formats import is_remote
@@ -502,7 +502,7 @@ class PinnedPlan:
 
     def asked(self, settings: TrainSettings) -> TrainSettings:
         """The settings to prepare with: they name the plan's backend."""
-        return settings.model_copy(update={"backend": self.exact["backend"]})
+        return settings.model_copy(update={"backend": BackendName(self.exact["backend"], "--plan")})
 
     def applied(self, plan: RunPlan) -> RunPlan:
         """With the micro-batches and knobs of this plan."""

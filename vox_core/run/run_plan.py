@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from vox_core.contract import ExecutionPlan, FineTuneContract
     from vox_core.data.chosen import Side
     from vox_core.data.dataset import Dataset
-    from vox_core.host import Origin
     from vox_core.run.resume import PinnedPlan
 
 
@@ -153,7 +152,6 @@ class RunPlan:
 
 def plan_run(
     settings: TrainSettings,
-    origin: Origin | None = None,
     progress: models.Progress | None = None,
     *,
     tell: Callable[[str], None] = lambda _: None,
@@ -165,7 +163,6 @@ def plan_run(
     """Plan a run, its folder first.
 
     Args:
-        origin: where `settings.backend` was said, for the words of an error.
         tell: receives what a user should know, as text.
         only_planned: nothing will be trained: where there is no data a step of whole documents is
             assumed.
@@ -197,7 +194,6 @@ def plan_run(
         previous.require_unfinished(previous.plan["contract"]["total_steps"], settings.patience)
     inputs = read_inputs(
         pinned.asked(settings) if pinned else settings,
-        origin,
         previous.backend if previous else None,
         progress,
         only_planned=only_planned and not previous,

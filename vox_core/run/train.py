@@ -21,7 +21,6 @@ from vox_core.run.session import Session
 if TYPE_CHECKING:
     from vox_core import models
     from vox_core.config import TrainSettings
-    from vox_core.host import Origin
     from vox_core.run.resume import PinnedPlan
 
 
@@ -29,7 +28,6 @@ def train(
     settings: TrainSettings,
     *,
     observe: Observe = ignore,
-    backend_origin: Origin | None = None,
     progress: models.Progress | None = None,
     pinned: PinnedPlan | None = None,
 ) -> TrainReport:
@@ -37,7 +35,6 @@ def train(
 
     Args:
         observe: called with every event.
-        backend_origin: where `settings.backend` was said, for the words of an error.
         progress: called while models are downloaded or converted.
         pinned: the plan that the run is held against; `settings` are its own.
 
@@ -60,7 +57,7 @@ def train(
             found=f"{settings.processes}, and this process is one of {world.size}",
             remedy="use vox train --processes N, or leave it out",
         )
-    plan = plan_run(settings, backend_origin, progress, tell=tell, pinned=pinned, world=world)
+    plan = plan_run(settings, progress, tell=tell, pinned=pinned, world=world)
     if plan.ended:
         tell(f"the run has finished already ({plan.ended}); there is nothing to do")
         return report_of_ended(plan)

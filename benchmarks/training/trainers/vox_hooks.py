@@ -78,7 +78,6 @@ def _request(task: Task) -> Request:
         method="lora",
         model_type=model_type(Path(task.model)),
         explicit=backend,
-        explicit_origin="--backend",
         allow_cpu=True,
     )
 

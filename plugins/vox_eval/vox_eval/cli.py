@@ -15,8 +15,6 @@ from vox_core.api.commands import (
     Command,
     EvalSettings,
     Group,
-    backend_origin,
-    given,
     json_option,
     options_of,
     print_columns,
@@ -65,13 +63,11 @@ def eval_(
         raise click.UsageError("give --suite, or --harness with --tasks")
     evaluate = _harness(harness, tasks) if harness and tasks else _suites()
 
-    origin = backend_origin(EvalSettings, config_file, given(flags))
     with display() as shown:
         report = evaluate(
             reference,
             settings=settings,
             observe=shown.observe,
-            origin=origin,
             progress=shown.transfer,
         )
     if as_json:

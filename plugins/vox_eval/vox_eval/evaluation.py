@@ -35,7 +35,6 @@ from vox_core.api.files import append, read_json, storage_errors, write_bytes, w
 from vox_core.api.generating import GenerateSettings, OpenModel, Question, open_model, prompt_text
 from vox_core.api.host import foreign_errors
 from vox_core.api.models import Observe, Progress
-from vox_core.api.plans import Origin
 from vox_core.api.runs import RunFolder, differences, locked
 from vox_core.contract import Batch, Notice, padded_groups
 from vox_core.errors import DataError, OutputError, PluginError, TrainingError
@@ -124,7 +123,6 @@ def evaluate_and_compare(
     settings: EvalSettings,
     *,
     observe: Observe,
-    origin: Origin | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Evaluate what `reference` names, and compare it with `settings.against`: the folder of an
@@ -142,7 +140,7 @@ def evaluate_and_compare(
     for line in visible(suite) if against else ():
         observe(Notice(line))
     evaluated = partial(
-        evaluate, suite=suite, settings=settings, observe=observe, origin=origin, progress=progress
+        evaluate, suite=suite, settings=settings, observe=observe, progress=progress
     )
     own = evaluated(reference, out=settings.out)
     if not against:
@@ -159,7 +157,6 @@ def evaluate(
     settings: EvalSettings,
     out: Path | None,
     observe: Observe,
-    origin: Origin | None = None,
     progress: Progress | None = None,
 ) -> Evaluated:
     """Evaluate what `reference` names.
@@ -173,9 +170,7 @@ def evaluate(
         WorkError: computing failed; `out` keeps the examples before.
     """
     chosen = GenerateSettings(backend=settings.backend, dtype=settings.dtype)
-    with open_model(
-        reference, chosen, observe=observe, backend_origin=origin, progress=progress
-    ) as model:
+    with open_model(reference, chosen, observe=observe, progress=progress) as model:
         decides = decided_by(model, suite)
         folder = out or default_folder(suite, reference, decides["digest"])
         return evaluate_opened(model, suite, decides, folder, observe)

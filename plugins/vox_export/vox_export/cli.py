@@ -10,7 +10,6 @@ import click
 from vox_core.api.commands import (
     Command,
     ExportSettings,
-    backend_origin,
     json_option,
     megabytes,
     options_of,
@@ -64,7 +63,6 @@ def export(
             run,
             settings,
             observe=shown.observe,
-            backend_origin=backend_origin(ExportSettings, config_file, flags),
             progress=shown.transfer,
         )
     if as_json:

@@ -152,7 +152,6 @@ def usable_backend(
             model_type=base.model_type,
             dtype="fp32",
             explicit=backend_id,
-            explicit_origin="--backend",
             streamed=True,
         )
         try:

@@ -103,7 +103,6 @@ class Job:
     tokenizer: PreTrainedTokenizerBase
     stops: frozenset[int]
     observe: Observe
-    origin: Any
 
     @property
     def out(self) -> Path:
@@ -126,7 +125,6 @@ def export(
     settings: ExportSettings,
     *,
     observe: Observe = ignore,
-    backend_origin: Any = None,
     progress: Progress | None = None,
 ) -> ExportReport | ConvertReport:
     """Export what `reference` names, and compare the result with base + adapter.
@@ -143,11 +141,11 @@ def export(
         return adapters.convert(reference, settings, observe=observe, progress=progress)
     _require_quant(settings)
     if to == "mlx":
-        return _export_mlx(reference, settings, observe, backend_origin, progress)
+        return _export_mlx(reference, settings, observe, progress)
     source = resolve_reference(reference, base=settings.model, progress=progress)
     tokenizer = load_tokenizer(source.base.tokenizer)
     stops = end_of_turn_ids(tokenizer)
-    job = Job(reference, settings, source, tokenizer, stops, observe, backend_origin)
+    job = Job(reference, settings, source, tokenizer, stops, observe)
     require_absent(job.out)
     return _export_lora(job) if to == "gguf-lora" else _export_gguf(job, progress)
 
@@ -256,8 +254,7 @@ def require_same_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 def _reference(job: Job, scratch: Path) -> quality.Reference:
     job.observe(Notice("computing base + adapter"))
-    explicit = (job.settings.backend, job.origin)
-    return quality.make_reference(job.source, explicit, job.stops, scratch, job.observe)
+    return quality.make_reference(job.source, job.settings.backend, job.stops, scratch, job.observe)
 
 
 def _notes(job: Job, vocabulary: Vocabulary, model: ModelFile) -> Iterator[str]:
@@ -365,7 +362,6 @@ def _export_mlx(
     reference: str,
     settings: ExportSettings,
     observe: Observe,
-    origin: Any,
     progress: Progress | None,
 ) -> ExportReport:
     """Merge into a folder that `mlx_lm.load` computes as vox does."""
@@ -377,7 +373,7 @@ def _export_mlx(
     chosen = MergeSettings.model_validate(
         {"model": settings.model, "out": out, "quant": quant, "backend": settings.backend}
     )
-    report = merge(reference, chosen, observe=observe, backend_origin=origin, progress=progress)
+    report = merge(reference, chosen, observe=observe, progress=progress)
     if quant == "none":
         write_json(out / "config.json", {**read_json(out / "config.json"), **written})
     size = sum(path.stat().st_size for path in out.glob("*.safetensors"))

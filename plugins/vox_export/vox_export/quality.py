@@ -181,7 +181,7 @@ class Reference:
 
 def make_reference(
     source: ModelReference,
-    explicit: tuple[str | None, Any],
+    named: str | None,
     stops: frozenset[int],
     scratch: Path,
     observe: Observe,
@@ -189,7 +189,7 @@ def make_reference(
     """Compute base + adapter in float32.
 
     Args:
-        explicit: the backend that was named, and where.
+        named: backend to use; None: any.
 
     Raises:
         BackendError: no installed backend can load the base.
@@ -200,8 +200,7 @@ def make_reference(
         method=adapter.method if adapter else "lora",
         model_type=source.base.model_type,
         dtype="fp32",
-        explicit=explicit[0],
-        explicit_origin=(explicit[1] or "--backend") if explicit[0] else None,
+        explicit=named,
     )
     backend, _ = choose(request, seen=Seen())
     context = Context(scratch, observe)

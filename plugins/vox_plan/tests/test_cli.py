@@ -223,7 +223,7 @@ def test_it_takes_the_settings_of_train(vox, service, tmp_path: Path) -> None:
     vox("plan", "--lr", "1e-3")
     (call,) = service.calls
     assert (call["settings"].rank, call["settings"].lr) == (4, 1e-3)
-    assert (call["backend_origin"], call["memory"]) == ("vox.toml", [])
+    assert (call["settings"].backend.origin, call["memory"]) == ("vox.toml", [])
     placed = [name for names in SECTIONS.values() for name in names]
     rest = ["config_file", "as_json", "memory", "measure"]
     assert sorted(placed) == sorted([*TrainSettings.model_fields, *rest])

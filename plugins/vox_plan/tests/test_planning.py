@@ -394,7 +394,7 @@ def kept(tmp_path, capsys):
 def run_plan(path: Path, **flags: object):
     """What the command does."""
     planned = read_plan(path, flags)
-    return train(planned.settings, backend_origin="--plan", pinned=planned)
+    return train(planned.settings, pinned=planned)
 
 
 def test_a_plan_is_run_as_it_was_made(tiny, settings, kept, tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from vox_core.api.plans import (
-    Origin,
     Progress,
     RunPlan,
     Tell,
@@ -67,11 +66,9 @@ def vox_write_job(kind: str, job: LaunchJob, settings: TrainSettings, image: str
 
 
 @hookimpl
-def vox_plan_run(
-    settings: TrainSettings, backend_origin: Origin | None, progress: Progress | None, tell: Tell
-) -> PlanReport:
+def vox_plan_run(settings: TrainSettings, progress: Progress | None, tell: Tell) -> PlanReport:
     """Plan a run for `vox.plan`."""
-    return planner.plan(settings, backend_origin=backend_origin, progress=progress, tell=tell)
+    return planner.plan(settings, progress=progress, tell=tell)
 
 
 def _with(tuned: Tuned, plan: RunPlan) -> RunPlan:

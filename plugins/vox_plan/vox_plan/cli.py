@@ -13,7 +13,6 @@ from vox_core.api.commands import (
     TRAIN_SECTIONS,
     Command,
     TrainSettings,
-    backend_origin,
     duration,
     files_argument,
     json_option,
@@ -115,7 +114,6 @@ def plan(
             memory=memory,
             to_be_run=as_json,
             measured=measure,
-            backend_origin=backend_origin(TrainSettings, config_file, flags),
             progress=shown.transfer,
             tell=lambda text: shown.observe(Notice(text)),
         )

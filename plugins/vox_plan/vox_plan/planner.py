@@ -13,7 +13,7 @@ from typing import Any
 
 from vox_core.api import plans
 from vox_core.api.files import free_space
-from vox_core.api.plans import Origin, Progress, RunPlan, Tell, TrainSettings, folder
+from vox_core.api.plans import Progress, RunPlan, Tell, TrainSettings, folder
 from vox_core.contract import SFT
 from vox_core.errors import ConfigError, VoxError
 from vox_plan.memory import WorstCase
@@ -54,7 +54,6 @@ def plan(
     memory: Sequence[int] = (),
     to_be_run: bool = False,
     measured: bool = False,
-    backend_origin: Origin | None = None,
     progress: Progress | None = None,
     tell: Tell = lambda _: None,
 ) -> PlanReport:
@@ -64,7 +63,6 @@ def plan(
         memory: sizes in bytes to suggest settings for, instead of the device that is here.
         to_be_run: with what `vox train --plan` holds a run against, for which the model is hashed.
         measured: take some steps of the run, to see how long it would take.
-        backend_origin: where `settings.backend` was said, for the words of an error.
         progress: called with downloads and conversions.
         tell: receives each measurement.
 
@@ -79,9 +77,7 @@ def plan(
         raise _cannot_measure(found, "supervised training", "leave out --measure")
     fetching = plans.Fetching(progress)
     run = plans.with_advice(
-        plans.plan_run(
-            settings, backend_origin, fetching, tell=tell, only_planned=True, hashed=to_be_run
-        ),
+        plans.plan_run(settings, fetching, tell=tell, only_planned=True, hashed=to_be_run),
         tell,
     )
     if measured and run.advice.refusal:

@@ -32,7 +32,6 @@ from vox_core.api.commands import EvalSettings
 from vox_core.api.files import storage_errors, write_bytes, write_json
 from vox_core.api.generating import GenerateSettings, OpenModel, open_model
 from vox_core.api.models import Observe, Progress
-from vox_core.api.plans import Origin
 from vox_core.errors import ConfigError
 from vox_eval.evaluation import AGAINST, Evaluated, Report, computed_in, default_folder
 from vox_eval.scorecard import SAMPLES, SCORECARD, compare, scorecard
@@ -86,7 +85,6 @@ def evaluate(
     settings: EvalSettings,
     *,
     observe: Observe,
-    origin: Origin | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Evaluate what `reference` names on tasks of lm-eval, and `settings.against`, too.
@@ -111,7 +109,6 @@ def evaluate(
         tasks=loaded,
         settings=settings,
         observe=observe,
-        origin=origin,
         progress=progress,
     )
     own = evaluated(reference, out=settings.out)
@@ -171,7 +168,6 @@ def _evaluate(
     settings: EvalSettings,
     out: Path | None,
     observe: Observe,
-    origin: Origin | None,
     progress: Progress | None,
 ) -> Evaluated:
     from lm_eval import simple_evaluate
@@ -179,9 +175,7 @@ def _evaluate(
     from vox_scorers.lm_eval_model import BLOCK, VoxModel
 
     chosen = GenerateSettings(backend=settings.backend, dtype=settings.dtype)
-    with open_model(
-        reference, chosen, observe=observe, backend_origin=origin, progress=progress
-    ) as model:
+    with open_model(reference, chosen, observe=observe, progress=progress) as model:
         decides = _decides(model, tasks, settings.limit, BLOCK)
         digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
         named = Suite("lm-eval", ())

@@ -11,7 +11,6 @@ import click
 from vox_core.api.commands import (
     Command,
     ServeSettings,
-    backend_origin,
     options_of,
     print_table,
     settings_from,
@@ -73,9 +72,8 @@ def serve(
     if settings.engine == "vox" and supervisor.is_needed():
         listener = server.checked_listener(settings, api_key)
         raise SystemExit(supervisor.Supervisor(listener).run())
-    origin = backend_origin(ServeSettings, config_file, flags)
     with display() as shown:
-        given = (references, names, settings, api_key, shown.observe, shown.transfer, origin)
+        given = (references, names, settings, api_key, shown.observe, shown.transfer)
         server.serve(server.opened(*given), settings, api_key, _show)
 
 

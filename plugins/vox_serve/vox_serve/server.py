@@ -30,7 +30,6 @@ from vox_serve.supervisor import inherited
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from vox_core.api.plans import Origin
 
 _Opened: TypeAlias = "tuple[Api, Mapping[str, Proof | None], int]"
 """Endpoints, how each adapter was verified, and answers that may be generated or wait."""
@@ -90,7 +89,6 @@ def opened(
     key: str | None,
     observe: Observe = ignore,
     progress: Progress | None = None,
-    backend_origin: Origin | None = None,
 ) -> Iterator[_Opened]:
     """Load models and verify the adapters, for as long as the block lasts.
 
@@ -102,7 +100,7 @@ def opened(
     chosen = select(references, names, quant_set=settings.quant is not None, progress=progress)
     models = served_models(chosen)
     given = (chosen, models, settings, key, observe)
-    with engine(*given) if engine else _own(*given, backend_origin) as found:
+    with engine(*given) if engine else _own(*given) as found:
         yield found
 
 
@@ -134,10 +132,9 @@ def _own(
     settings: ServeSettings,
     key: str | None,
     observe: Observe,
-    backend_origin: Origin | None,
 ) -> Iterator[_Opened]:
     """Load the models with vox's own engine."""
-    loaded = apart(_loaded(chosen, models, settings, observe, backend_origin))
+    loaded = apart(_loaded(chosen, models, settings, observe))
     with loaded as (opened, proofs), closing(Engine(opened.generator, settings.queue)) as engine:
         allowed = settings.allow_adapters
         routes = Adapters(allowed, chosen, models, opened, engine).routes if allowed else ()
@@ -151,12 +148,11 @@ def _loaded(
     models: dict[str, Served],
     settings: ServeSettings,
     observe: Observe,
-    backend_origin: Origin | None,
 ) -> Iterator[tuple[OpenBase, Mapping[str, Proof | None]]]:
     """Load the base with the adapters, and verify each."""
     adapters = {name: each.adapter for name, each in chosen.models.items() if each.adapter}
     rows, base = settings.max_batch, (chosen.source, adapters, settings)
-    with open_base(*base, rows=rows, observe=observe, backend_origin=backend_origin) as opened:
+    with open_base(*base, rows=rows, observe=observe) as opened:
         for each in models.values():  # a tokenizer may have more ids than the model
             each.vocabulary = min(each.vocabulary, opened.vocabulary or each.vocabulary)
         opened.generator.keep = KEPT

@@ -12,7 +12,6 @@ from vox_core.api.commands import (
     Command,
     ServeSettings,
     TrainSettings,
-    backend_origin,
     options_of,
     print_table,
     settings_from,
@@ -82,7 +81,6 @@ def serve(
             ready=_show,
             observe=shown.observe,
             progress=shown.transfer,
-            backend_origin=backend_origin(TrainSettings, config_file, flags),
         )
 
 

@@ -28,7 +28,6 @@ from vox_tinker.sessions import Served, Sessions
 
 if TYPE_CHECKING:
     from vox_core.api.models import Observe, Progress
-    from vox_core.api.plans import Origin
 
 MIN_KEY = 16
 PREFIX = "tml-"
@@ -50,7 +49,6 @@ def serve(
     ready: Callable[[str, Mapping[str, Served]], None],
     observe: Observe,
     progress: Progress | None = None,
-    backend_origin: Origin | None = None,
 ) -> None:
     """Serve models until SIGTERM or SIGINT.
 
@@ -67,9 +65,7 @@ def serve(
     with closing(listening(host, port)) as listener, ExitStack() as stack:
         make_folder(out)
         served = {
-            name: stack.enter_context(
-                opened(name, reference, settings, observe, progress, backend_origin)
-            )
+            name: stack.enter_context(opened(name, reference, settings, observe, progress))
             for name, reference in named.items()
         }
         address, bound = listener.getsockname()[:2]
@@ -86,13 +82,12 @@ def opened(
     settings: TrainSettings,
     observe: Observe,
     progress: Progress | None = None,
-    backend_origin: Origin | None = None,
 ) -> Iterator[Served]:
     """Load a base, for as long as the block lasts."""
     chosen = settings.model_copy(
         update={"model": reference, "method": "lora", "rank": 1, "alpha": 1.0, "dropout": 0.0}
     )
-    loaded = apart(_loaded(open_training_base(chosen, observe, backend_origin, progress)))
+    loaded = apart(_loaded(open_training_base(chosen, observe, progress)))
     with loaded as base, closing(Engine(base)) as engine:
         yield Served(name, base, engine, Adapters(base))
 
