@@ -4,7 +4,9 @@ from vox_core.bounded_json import differences as differences
 from vox_core.run.folder import (
     PLAN as PLAN,
     TELEMETRY as TELEMETRY,
+    Results as Results,
     RunFolder as RunFolder,
+    continued as continued,
     is_worked_in as is_worked_in,
     locked as locked,
 )

@@ -31,6 +31,7 @@ from vox_core.data.messages import conversation, turns_of
 from vox_core.data.records import Placed, empty, malformed, readable
 from vox_core.errors import DataError, OutputError
 from vox_core.host.load import Observe, ignore
+from vox_core.run.folder import continued
 from vox_core.run.generate import Finish
 from vox_core.run.load import Message, OpenModel, Question, Reply
 
@@ -218,22 +219,19 @@ def _digest(data: bytes) -> str:
 
 
 def _continued(out: Path, digests: Sequence[str]) -> list[Answered]:
-    """Return the answers in `out`, and drop its last line if that is not whole; create it if there
-    is none."""
+    """Return the answers in `out`, which is created if it does not exist."""
+
+    def parse(lines: list[bytes]) -> list[Answered]:
+        kept = [_parsed(out, line) for line in lines]
+        for number, (answered, digest) in enumerate(zip_longest(kept, digests), start=1):
+            if answered is None:
+                break
+            if digest is None or answered.digest != digest:
+                raise _other_answers(out, number, answered.digest, digest)
+        return kept
+
     files.make_folder(out.parent)
-    files.append(out, b"")
-    with files.storage_errors(out):
-        content = out.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    kept = [_parsed(out, line) for line in whole.split(b"\n")[:-1]]
-    for number, (answered, digest) in enumerate(zip_longest(kept, digests), start=1):
-        if answered is None:
-            break
-        if digest is None or answered.digest != digest:
-            raise _other_answers(out, number, answered.digest, digest)
-    if len(whole) < len(content):
-        files.write_bytes(out, whole)
-    return kept
+    return continued(out, parse)
 
 
 def _parsed(out: Path, line: bytes) -> Answered:

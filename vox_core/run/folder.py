@@ -2,6 +2,10 @@
 
 The lock is the system's (`.lock`), and ends with the process that holds it. `.lock.json` beside it
 says who that is.
+
+Other folders of results are held alike. A call that is interrupted is continued there: it computes
+a file's lines in blocks and appends whole blocks, so that the same batches are computed as in a
+call that is not.
 """
 
 from __future__ import annotations
@@ -11,16 +15,24 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vox_core import bounded_json
 from vox_core.errors import AdapterError, OutputError
-from vox_core.files import make_folder, sync_folder, unwritable, write_json
+from vox_core.files import (
+    append,
+    make_folder,
+    storage_errors,
+    sync_folder,
+    unwritable,
+    write_bytes,
+    write_json,
+)
 
 PLAN = "plan.json"
 PREFLIGHT = "preflight.json"
@@ -42,6 +54,8 @@ BAD_BATCHES = "bad_batches.jsonl"
 ROLLOUTS = "rollouts.jsonl"
 LOCK = ".lock"
 OWNER = ".lock.json"
+
+T = TypeVar("T")
 
 PATIENCE = 1.0
 """Seconds to wait for a lock. Who only looks whether a run is worked in holds it for a moment."""
@@ -183,3 +197,81 @@ def _owner(folder: RunFolder) -> str:
         return f"process {int(said['pid'])} on {said['host']}, since {said['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "a process that has not said who it is"
+
+
+# --- results that an interrupted call continues ---------------------------------------------------
+
+
+def continued(
+    path: Path, parse: Callable[[list[bytes]], T], *, block: int = 1, total: int = 0
+) -> T:
+    """Parse the lines of whole blocks, and then drop what follows them; create a missing file.
+
+    Args:
+        parse: refuses lines of something else, whose file stays as it is.
+        total: lines of a finished file, whose last block may be shorter.
+    """
+    append(path, b"")
+    with storage_errors(path):
+        content = path.read_bytes()
+    lines = content.split(b"\n")[:-1]
+    if len(lines) < total:
+        del lines[len(lines) - len(lines) % block :]
+    found = parse(lines)
+    if len(whole := b"".join(line + b"\n" for line in lines)) < len(content):
+        write_bytes(path, whole)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """A kind of folder.
+
+    Args:
+        name: of the file that has everything that decides the results.
+        what: the results, in words.
+        expected: what has to be the same, in words.
+    """
+
+    name: str
+    what: str
+    expected: str
+
+    @contextmanager
+    def held(self, folder: Path, decides: Mapping[str, Any]) -> Iterator[None]:
+        """Hold a folder while the results are computed.
+
+        Raises:
+            OutputError: O001, it has something else; O003, another process works in it.
+        """
+        path = folder / self.name
+        # A process that was killed may have left its lock, which is hidden.
+        if not path.is_file() and (there := sorted(each.name for each in folder.glob("[!.]*"))):
+            raise self.others(folder, ", ".join(there[:3]))
+        with locked(RunFolder(folder)):
+            if not path.exists():
+                write_json(path, decides)
+            try:
+                found = bounded_json.read(path)
+            except (OSError, ValueError) as error:
+                raise self.others(folder, f"{self.name} that cannot be read: {error}") from error
+            if found != (now := json.loads(json.dumps(decides))):
+                changed = [
+                    f"{where}: then {before}, now {after}"
+                    for where, before, after in bounded_json.differences(found, now)
+                    if not where.endswith("digest")
+                ]
+                raise self.others(folder, f"another {self.what}", changed)
+            yield
+
+    def others(self, folder: Path, found: str, faults: Sequence[str] = ()) -> OutputError:
+        """Return the error for a folder that has something else (O001)."""
+        return OutputError(
+            "O001",
+            f"the output folder has something else than this {self.what}",
+            where=folder,
+            found=found,
+            expected=f"the same {self.expected}, or no folder",
+            faults=faults,
+            remedy="choose another folder with --out",
+        )

@@ -195,7 +195,7 @@ from vox_data import generate
 generate.BLOCK, append, calls = 4, generate.append, []
 def killing(path, data):
     calls.append(path)
-    if len(calls) < 3:
+    if len(calls) < 2:  # the first block
         return append(path, data)
     with path.open("ab") as file:
         file.write(data[:70])

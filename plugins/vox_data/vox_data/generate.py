@@ -31,17 +31,18 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from vox_core.api.files import append, read_json, storage_errors, write_bytes, write_json
+from vox_core.api.files import append, write_bytes, write_json
 from vox_core.api.generating import GenerateSettings, open_model
 from vox_core.api.models import Observe, Progress
-from vox_core.api.runs import RunFolder, differences, locked
+from vox_core.api.runs import Results, continued
 from vox_core.contract import Notice
-from vox_core.errors import BackendError, ConfigError, OutputError
+from vox_core.errors import BackendError, ConfigError
 from vox_data.generate_recipe import FILLED, GenerateRecipe, read_recipe, seed_rows
 from vox_data.near_duplicates import near_duplicates
 
 GENERATION, ANSWERS = "generation.json", "answers.jsonl"
 TRAIN, REJECTED, REPORT = "train.jsonl", "rejected.jsonl", "report.json"
+GENERATIONS = Results(GENERATION, "generation", "recipe, seed rows, teacher and versions")
 BLOCK = 32
 AT_ONCE = 8
 """Requests to an address, and scorers, at once."""
@@ -129,7 +130,7 @@ def generate(
             "block": BLOCK,
         }
         digest = _digest(decides)
-        with _own(out, {"digest": digest, **decides}):
+        with GENERATIONS.held(out, {"digest": digest, **decides}):
             observe(Notice(f"{len(prompts)} prompts for {opened.title} into {out}"))
             judged = partial(_judged, checks=checks, rating=rating)
             lines = _lines(out / ANSWERS, prompts, recipe, opened, judged, observe)
@@ -270,43 +271,7 @@ def _judged(
     return {"rating": score, "why": why}
 
 
-# --- the folder -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def _own(folder: Path, decides: Mapping[str, Any]) -> Iterator[None]:
-    """Hold the folder; refuse one with another generation, or something else."""
-    path = folder / GENERATION
-    others = [] if path.is_file() or not folder.is_dir() else [*folder.glob("[!.]*")]
-    if others:
-        raise _other(folder, others[0].name, ())
-    with locked(RunFolder(folder)):
-        if not path.is_file():
-            write_json(path, decides)
-        try:
-            found = read_json(path)
-        except (OSError, ValueError) as error:
-            raise _other(folder, f"{GENERATION} that cannot be read: {error}", ()) from error
-        changed = [
-            f"{where}: then {then}, now {now}"
-            for where, then, now in differences(found, json.loads(json.dumps(decides)))
-            if not where.endswith("digest")
-        ]
-        if found["digest"] != decides["digest"]:
-            raise _other(folder, "another generation", changed)
-        yield
-
-
-def _other(folder: Path, found: str, faults: Sequence[str]) -> OutputError:
-    return OutputError(
-        "O001",
-        "the output folder has something else than this generation",
-        where=folder,
-        found=found,
-        expected="the same recipe, seed rows, teacher and versions, or no folder",
-        faults=faults,
-        remedy="choose another folder with --out",
-    )
+# --- answers --------------------------------------------------------------------------------------
 
 
 def _lines(
@@ -318,7 +283,9 @@ def _lines(
     observe: Observe,
 ) -> list[dict[str, Any]]:
     """Compute what the file lacks, block by block; return all lines."""
-    lines = _kept(path, len(prompts))
+    lines = continued(
+        path, lambda whole: [json.loads(line) for line in whole], block=BLOCK, total=len(prompts)
+    )
     for start in range(len(lines), len(prompts), BLOCK):
         block = prompts[start : start + BLOCK]
         system = [{"role": "system", "content": recipe.system}] if recipe.system else []
@@ -334,18 +301,6 @@ def _lines(
         lines += new
         observe(Notice(f"{len(lines)}/{len(prompts)} prompts answered"))
     return lines
-
-
-def _kept(path: Path, total: int) -> list[dict[str, Any]]:
-    """Return the lines of whole blocks, and drop what follows them."""
-    append(path, b"")
-    with storage_errors(path):
-        content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
-    count = len(whole) if len(whole) == total else len(whole) - len(whole) % BLOCK
-    if sum(map(len, whole[:count])) < len(content):
-        write_bytes(path, b"".join(whole[:count]))
-    return [json.loads(line) for line in whole[:count]]
 
 
 def _jsonl(rows: Iterable[Row]) -> bytes:

@@ -199,7 +199,7 @@ from vox_eval import evaluation
 evaluation.BLOCK, append, calls = 4, evaluation.append, []
 def killing(path, data):
     calls.append(path)
-    if len(calls) < 3:  # the empty file and the first block
+    if len(calls) < 2:  # the first block
         return append(path, data)
     with path.open("ab") as file:
         file.write(data[:100])

@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from vox_core.api.commands import EvalSettings, duration
-from vox_core.api.files import append, read_json, storage_errors, write_bytes, write_json
+from vox_core.api.files import append, storage_errors, write_json
 from vox_core.api.generating import GenerateSettings, OpenModel, Question, open_model, prompt_text
 from vox_core.api.host import foreign_errors
 from vox_core.api.models import Observe, Progress
-from vox_core.api.runs import RunFolder, differences, locked
+from vox_core.api.runs import Results, continued
 from vox_core.contract import Batch, Notice, padded_groups
-from vox_core.errors import DataError, OutputError, PluginError, TrainingError
+from vox_core.errors import DataError, PluginError, TrainingError
 from vox_eval.page import write_page
 from vox_eval.scorecard import (
     EVALUATION,
@@ -68,6 +68,7 @@ BATCH_TOKENS = 2048
 WINDOW = 2048
 """Tokens of a text that are computed together, if the model reads as many."""
 PROGRESS_LINES = 20
+EVALUATIONS = Results(EVALUATION, "evaluation", "suite, model, backend and versions")
 _SPEAKERS = "assistant", "user"
 
 
@@ -244,75 +245,26 @@ def computed_in(
     Raises:
         OutputError: O001, it has something else; O003, another process works in it.
     """
-    _require_own(folder)
-    with locked(RunFolder(folder)):
+    with EVALUATIONS.held(folder, {"format": FORMAT, **decides}):
         observe(Notice(f"evaluating {model} into {folder}"))
-        _begin(folder, {"format": FORMAT, **decides})
         yield
-
-
-def _require_own(folder: Path) -> None:
-    """Refuse a folder that has other things than an evaluation."""
-    if not folder.is_dir() or (folder / EVALUATION).is_file():
-        return
-    # A process that was killed may have left its lock, which is hidden.
-    if there := sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")):
-        raise _other(folder, ", ".join(there[:3]), ())
-
-
-def _begin(folder: Path, evaluation: Mapping[str, Any]) -> None:
-    """Write what decides the scores, or require that the folder's is the same."""
-    path = folder / EVALUATION
-    if not path.exists():
-        write_json(path, evaluation)
-        return
-    try:
-        found = read_json(path)
-    except (OSError, ValueError) as error:
-        raise _other(folder, f"{EVALUATION} that cannot be read: {error}", ()) from error
-    if found == json.loads(json.dumps(evaluation)):
-        return
-    changed = [
-        f"{where}: then {then}, now {now}"
-        for where, then, now in differences(found, evaluation)
-        if not where.endswith("digest")
-    ]
-    raise _other(folder, "another evaluation", changed)
-
-
-def _other(folder: Path, found: str, faults: Sequence[str]) -> OutputError:
-    return OutputError(
-        "O001",
-        "the output folder has something else than this evaluation",
-        where=folder,
-        found=found,
-        expected="the same suite, model, backend and versions, or no folder",
-        faults=faults,
-        remedy="choose another folder with --out",
-    )
 
 
 def _kept(path: Path, prepared: Sequence[Prepared]) -> list[dict[str, Any]]:
     """Return the lines of whole blocks in `path`, and drop what follows them."""
-    append(path, b"")
-    with storage_errors(path):
-        content = path.read_bytes()
-    found = content.splitlines(keepends=True)
-    whole = [line for line in found if line.endswith(b"\n")]
-    count = len(whole)
-    if count < len(prepared):
-        count -= count % BLOCK
-    try:
-        lines = [json.loads(line) for line in whole[:count]]
-        names = [(line["task"], line["row"]) for line in lines]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _other(path.parent, f"lines of {SAMPLES} that cannot be read: {error}", ()) from error
-    expected = [(each.task.id, each.example.id) for each in prepared[:count]]
-    if names != expected:
-        raise _other(path.parent, f"a {SAMPLES} with other examples", ())
-    if sum(map(len, whole[:count])) < len(content):
-        write_bytes(path, b"".join(whole[:count]))
-    return lines
+
+    def parse(whole: list[bytes]) -> list[dict[str, Any]]:
+        try:
+            lines = [json.loads(line) for line in whole]
+            names = [(line["task"], line["row"]) for line in lines]
+        except (ValueError, KeyError, TypeError) as error:
+            found = f"lines of {SAMPLES} that cannot be read: {error}"
+            raise EVALUATIONS.others(path.parent, found) from error
+        if names != [(each.task.id, each.example.id) for each in prepared[: len(names)]]:
+            raise EVALUATIONS.others(path.parent, f"a {SAMPLES} with other examples")
+        return lines
+
+    return continued(path, parse, block=BLOCK, total=len(prepared))
 
 
 def _run(

@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from vox_core.api.files import append, storage_errors, write_bytes
+from vox_core.api.files import append
 from vox_core.api.generating import OpenModel, Question, Sampling
 from vox_core.api.models import Observe
+from vox_core.api.runs import continued
 from vox_core.contract import Notice
 from vox_eval.evaluation import Document, log_probs
 
@@ -51,7 +52,7 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
         super().__init__()
         self._model, self._path, self._greedy, self._observe = model, path, greedy, observe
         self.tokenizer = model.tokenizer
-        self._kept = _kept(path)
+        self._kept = continued(path, _parsed)
 
     @property
     def max_length(self) -> int:
@@ -191,13 +192,6 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
         return Question(tokens, sampling, [each for each in stop if each])
 
 
-def _kept(path: Path) -> dict[str, list[Any]]:
-    """Return the blocks in a file, without a last line that is not whole."""
-    append(path, b"")
-    with storage_errors(path):
-        content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        write_bytes(path, whole)
-    lines = map(json.loads, whole.splitlines())
-    return {line["block"]: line["answers"] for line in lines}
+def _parsed(lines: Sequence[bytes]) -> dict[str, list[Any]]:
+    found = map(json.loads, lines)
+    return {line["block"]: line["answers"] for line in found}
