@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ import pytest
 
 SCHEMA = Path(__file__).parent / "docs" / "reference" / "telemetry.schema.json"
 PLUGINS = Path(__file__).parent / "plugins"
+A_TEST = 300
+"""Bytes of a file that count as much as another test in it."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -136,10 +139,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, so that no process is left alone with one at the end. Skip `gpu`
-    tests where there is no NVIDIA driver; asking torch would cost seconds."""
+    """Files with slow tests first, then those with many tests and lines, so that no process is left
+    alone with a long one at the end. Skip `gpu` tests where there is no NVIDIA driver; asking torch
+    would cost seconds."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    tests = Counter(item.path for item in items)  # a conformance suite is many tests in one line
+    sizes = {path: count * A_TEST + path.stat().st_size for path, count in tests.items()}
+    items.sort(key=lambda item: (item.path not in slow, -sizes[item.path], item.path))
     if shutil.which("nvidia-smi"):
         return
     skip = pytest.mark.skip(reason="no NVIDIA GPU here")

@@ -11,8 +11,21 @@ from typing import TypeAlias
 from tests.core.author_env import Environment
 from vox_testing.tiny import make_model
 
-Vox: TypeAlias = Callable[..., str]
-"""`vox(...)` -> stdout."""
+Vox: TypeAlias = Callable[..., list[str]]
+"""`vox([...], [...])` -> stdout of each command, which run in one process."""
+_COMMANDS = """
+import contextlib, io, json, sys
+from vox_core.cli import failures, prepare, root
+
+prepare()
+printed = []
+for command in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        if code := failures.run(root, command):
+            sys.exit(code)
+    printed.append(out.getvalue())
+json.dump(printed, sys.stdout)
+"""
 
 
 def installed(example: Path, folder: Path) -> Environment:
@@ -23,10 +36,11 @@ def installed(example: Path, folder: Path) -> Environment:
 
 
 def vox_in(environment: Environment) -> Vox:
-    def run(*arguments: str) -> str:
-        done = environment.run("-m", "vox_core.cli", *arguments)
+    def run(*commands: Sequence[str]) -> list[str]:
+        done = environment.run("-c", _COMMANDS, json.dumps(commands))
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        printed: list[str] = json.loads(done.stdout)
+        return printed
 
     return run
 
@@ -38,9 +52,8 @@ def runs_of(vox: Vox, folder: Path, backends: Sequence[str], steps: int) -> dict
     data.write_text("\n".join(map(json.dumps, rows)))
     numbers = ("--dtype", "fp32", "--max-steps", str(steps), "--batch-size", "2", "--lr", "1e-2")
     made = {backend: folder / backend for backend in backends}
-    for backend, out in made.items():
-        to = ("--backend", backend, "--out", str(out))
-        vox("train", str(data), "--model", str(base), *numbers, "--rank", "4", *to)
+    how = ("train", str(data), "--model", str(base), *numbers, "--rank", "4")
+    vox(*[(*how, "--backend", backend, "--out", str(out)) for backend, out in made.items()])
     return made
 
 

@@ -52,7 +52,8 @@ def runs(vox: Vox, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_it_is_never_chosen_unless_by_name(vox: Vox, runs: dict[str, Path]) -> None:
-    told = {each["id"]: each for each in json.loads(vox("backend", "list", "--json"))}
+    (out,) = vox(("backend", "list", "--json"))
+    told = {each["id"]: each for each in json.loads(out)}
     assert told["float64"]["status"] == "rejected"
     assert "--backend float64" in told["float64"]["reason"]
     plan = json.loads((runs["float64"] / "plan.json").read_text())
@@ -71,10 +72,14 @@ def test_its_curve_is_that_of_the_cpu(runs: dict[str, Path]) -> None:
 def test_it_merges_and_answers(vox: Vox, runs: dict[str, Path]) -> None:
     run, named = str(runs["float64"]), ("--backend", "float64")
     merged = runs["float64"].with_name("merged")
-    vox("merge", run, *named, "--out", str(merged))
-    assert (merged / "model.safetensors").is_file()
     asked = ("What is 3?", "--max-tokens", "4", *named)
-    assert vox("generate", run, *asked) == vox("generate", str(merged), *asked)
+    _, answer, of_merged = vox(
+        ("merge", run, *named, "--out", str(merged)),
+        ("generate", run, *asked),
+        ("generate", str(merged), *asked),
+    )
+    assert (merged / "model.safetensors").is_file()
+    assert answer == of_merged
 
 
 @pytest.mark.long  # as any package does: test_scaffold.py

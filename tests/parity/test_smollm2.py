@@ -118,7 +118,7 @@ def test_the_adapter_after_the_last_step(runs):
     assert held.distance(mine, other) < tolerances.ADAPTER
 
 
-@pytest.mark.parametrize("begun", sorted(OTHER))
+@pytest.mark.parametrize("begun", ["cpu", pytest.param("mlx", marks=pytest.mark.long)])
 def test_a_run_goes_on_elsewhere(runs, folder, begun):
     run = cut(runs[begun], folder / f"{begun}-moved")
     train(validate(TrainSettings, {"resume": run, "backend": OTHER[begun]}))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -40,31 +40,49 @@ def require_progress(cell: NotebookNode, steps: int) -> None:
     assert re.search(rf"^step {steps}/{steps}  loss \d+\.\d{{4}}", text, re.M)
 
 
-TRAIN = """
+REAL = "smollm2-135m"
+SILENT = """
 import vox_core as vox
-run = vox.train(model={model!r}, data={data!r}, dtype="fp32", max_steps=3, progress={progress})
+run = vox.train(model={model!r}, data="train.jsonl", dtype="fp32", max_steps=3)
 """
 
 
-@pytest.mark.slow
-def test_a_cell_shows_its_progress_if_it_is_to(
-    tiny: Callable[..., Path], data: Path, tmp_path: Path
-) -> None:
-    given = {"model": str(tiny("llama")), "data": str(data)}
-    cells = [new_code_cell(TRAIN.format(**given, progress=shown)) for shown in (True, False)]
-    done = executed(new_notebook(cells=cells), tmp_path)
-    require_progress(done.cells[0], steps=3)
-    assert done.cells[1].outputs == []
+def example() -> NotebookNode:
+    return nbformat.read(EXAMPLE, as_version=4)
+
+
+def codes(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def losses(cell: NotebookNode) -> list[float]:
+    return [float(found) for found in re.findall(r"loss (\d+\.\d+)", text_of(cell))]
 
 
 @pytest.mark.slow
+def test_the_example_runs_with_a_tiny_model(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """And a cell shows its progress only if it is to."""
+    notebook, model = example(), str(tiny("llama"))
+    for cell in codes(notebook):
+        cell.source = cell.source.replace(REAL, model)
+    notebook.cells.append(new_code_cell(SILENT.format(model=model)))
+    _, training, loss, answers, base, runs, silent = codes(executed(notebook, tmp_path))
+    require_progress(training, steps=12)
+    assert silent.outputs == []
+    values = losses(loss)
+    assert len(values) == 12 and values[-1] < values[0]
+    assert text_of(answers).count(" -> ") == 4
+    assert text_of(base)
+    assert re.match(r"done \S+ step 12/12 loss ", text_of(runs))
+
+
+@pytest.mark.long
 @pytest.mark.real_model
 @pytest.mark.timeout(900)
-def test_the_example_runs(tmp_path: Path) -> None:
-    done = executed(nbformat.read(EXAMPLE, as_version=4), tmp_path)
-    _, training, losses, answers, base, runs = [c for c in done.cells if c.cell_type == "code"]
+def test_the_example_teaches_its_model(tmp_path: Path) -> None:
+    _, training, loss, answers, base, runs = codes(executed(example(), tmp_path))
     require_progress(training, steps=12)
-    values = [float(found) for found in re.findall(r"loss (\d+\.\d+)", text_of(losses))]
+    values = losses(loss)
     assert len(values) == 12
     assert values[-1] < 0.2 * values[0]
     assert "-> The capital of Vexilia is Aldermoor." in text_of(answers)
