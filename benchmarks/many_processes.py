@@ -6,6 +6,7 @@
     python benchmarks/many_processes.py killed OUT COUNT   a rank killed, stopped or cut off
     python benchmarks/many_processes.py objectives OUT     DPO and GRPO, 3 steps, 1 and 2 processes
     python benchmarks/many_processes.py speed OUT          tokens/s and bytes on the loopback
+    python benchmarks/many_processes.py ray OUT            a worker of a Ray cluster killed
 
 SmolLM2-135M in float32 on the quick start's data, one thread per process but for `speed`. A line
 per comparison: the largest relative difference of a loss, that of the adapter relative to its
@@ -26,6 +27,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -253,6 +255,56 @@ def disturbed(
     return ("".join(lines), took, ranks) if launcher.returncode == 1 else None
 
 
+RAY = ["--backend", "cpu", "--launcher", "ray"]
+
+
+def ray(out: Path) -> bool:
+    """Kill a rank, and a worker of Ray, in mid-run, on a cluster of `ray start`."""
+    from vox_testing.tiny import make_model
+
+    model = make_model("llama", out / "model")
+    settings = ["--dtype", "fp32", "--allow-cpu", "--tune", "ignore", "--model", model, *ROWS[:2],
+                *DROPOUT, "--batch-size", 8, "--seq-len", 256, "--micro-batch-tokens", 512,
+                "--save-every", 5, "--max-steps", 60]  # fmt: skip
+    train(*settings, "--out", out / "undisturbed", processes=2)
+    before, temporary = shared_memory(), tempfile.mkdtemp(prefix="vox-")
+    cluster = subprocess.Popen(
+        [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block",
+         "--temp-dir", temporary, "--include-dashboard=false", "--disable-usage-stats"],
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not list(Path(temporary).glob("session_latest/sockets/raylet*")):
+        time.sleep(0.1)
+    good = []
+    for what in ("nothing", "rank", "worker"):
+        run = out / what
+        launcher = subprocess.Popen(
+            [VOX, "train", *map(str, settings), *RAY, "--processes", "2", "--out", str(run)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while what != "nothing" and not list(run.glob("checkpoints/step-*")):
+            time.sleep(0.01)
+        for pid in processes_of(run) if what != "nothing" else ():
+            if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes():
+                stat = Path(f"/proc/{pid}/stat").read_text()
+                os.kill(pid if what == "rank" else int(stat.split()[3]), signal.SIGKILL)
+        said = launcher.communicate()[1]
+        left = [*processes_of(run), *out.glob(".vox-ray-*")]
+        again = [int(e["first_step"]) for e in events(run, "run_start")]
+        restarts = said.count("from the newest checkpoint")
+        label = f"{what} killed: {restarts} restarts, run from steps {again}, left {left}"
+        same = compare(label, out / "undisturbed", run)
+        good.append(same and restarts == (what != "nothing") and not left)
+    cluster.terminate()
+    cluster.wait()
+    shutil.rmtree(temporary)
+    print(f"left after the cluster: {shared_memory() - before or 'nothing'}")
+    return all(good)
+
+
 def resume_here(arguments: list[object]) -> None:
     """Run `vox train` in this process, which has torch then."""
     from vox_core.cli import root
@@ -353,6 +405,6 @@ def loopback() -> int:
 if __name__ == "__main__":
     kind, folder, *rest = sys.argv[1:]
     Path(folder).mkdir(parents=True, exist_ok=True)
-    calls = {each.__name__: each for each in (equal, resumed, mlx, objectives, speed)}
+    calls = {each.__name__: each for each in (equal, resumed, mlx, objectives, speed, ray)}
     good = killed(Path(folder), int(rest[0])) if kind == "killed" else calls[kind](Path(folder))
     sys.exit(not good)

@@ -104,9 +104,10 @@ class HookSpecs:
         """Write a model in the format `job.format`, and verify the result."""
 
     @hookspec(firstresult=True)
-    def vox_launch(self, job: LaunchJob) -> LaunchResult:  # type: ignore[empty-body]
+    def vox_launch(self, job: LaunchJob, settings: object) -> LaunchResult:  # type: ignore[empty-body]
         """Start the ranks of a run by a launcher named in `launchers`, and wait until all of them
-        have recorded their end; VoxError if one failed."""
+        have recorded their end; VoxError if one failed. `settings` are the command's
+        `TrainSettings`."""
 
     @hookspec(firstresult=True)
     def vox_write_job(  # type: ignore[empty-body]

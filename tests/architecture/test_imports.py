@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -40,6 +41,7 @@ PACKAGES = {
     "vox_engines": ROOT / "plugins/vox_engines/vox_engines",
     "vox_serve": ROOT / "plugins/vox_serve/vox_serve",
     "vox_tinker": ROOT / "plugins/vox_tinker/vox_tinker",
+    "vox_ray": ROOT / "plugins/vox_ray/vox_ray",
     "vox_data": ROOT / "plugins/vox_data/vox_data",
     "vox_bundle": ROOT / "plugins/vox_bundle/vox_bundle",
     "vox_extract": ROOT / "plugins/vox_extract/vox_extract",
@@ -59,6 +61,7 @@ BROUGHT_BY = {
     "vox_core": "vox-ml",
     "vox_formats": "vox-ml-formats",
     "vox_eval": "vox-ml-eval",
+    "vox_plan": "vox-ml-plan",
     "vox_serve": "vox-ml-serve",
     "vox_torch": "vox-ml-torch",
     "pydantic_core": "pydantic",
@@ -115,7 +118,8 @@ def targets(node: ast.AST) -> list[str]:
 def test_layers_and_independence() -> None:
     """The contracts of import-linter in pyproject.toml."""
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    path = {**os.environ, "PYTHONPATH": str(PACKAGES["vox_ray"].parent)}  # is not installed
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=path)
     assert done.returncode == 0, done.stdout[done.stdout.find("Broken contracts") :]
     assert "0 broken" in done.stdout
 

@@ -404,6 +404,9 @@ class TrainSettings(DataSettings):
         1, description="Processes that share the work of each step, with the result of one process."
     )
     launcher: str = Field("torchrun", description="Launcher that starts the processes.")
+    max_restarts: Count = Field(
+        3, description="Times that the launcher `ray` starts lost processes again."
+    )
     resume: Path | Literal["auto"] | None = Field(
         None, description="Run folder to resume; auto: that of --out, or a new run."
     )

@@ -28,7 +28,7 @@ def test_a_rank_that_computes_does_not_hang(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(launching.time, "monotonic", lambda: now)
         patched.setattr(launching, "_cpu_time", lambda _: worked)
-        rank = launching._Rank(0, LaunchJob(("--version",), 1, "torchrun"), tmp_path, {})
+        rank = launching.Rank(0, LaunchJob(("--version",), 1, "torchrun"), tmp_path, {}, shown=True)
         rank.send(signal.SIGSTOP)  # before it beats
         found = []
         for now, worked in ((14.0, "2 0"), (28.0, "3 0"), (42.0, "3 0"), (44.0, "3 0")):  # noqa: B007

@@ -17,7 +17,7 @@ from vox_core.api.plans import (
     TrainSettings,
 )
 from vox_core.contract import Advice, LaunchJob, LaunchResult, Notice
-from vox_core.errors import PlanError
+from vox_core.errors import ConfigError, PlanError
 from vox_core.hookspecs import hookimpl
 from vox_plan import planner, tuning_cache
 from vox_plan.jobs import write_job
@@ -54,8 +54,19 @@ def vox_advise(plan: RunPlan, tell: Tell) -> Advice:
 
 
 @hookimpl
-def vox_launch(job: LaunchJob) -> LaunchResult:
-    """Run a job's ranks on this machine."""
+def vox_launch(job: LaunchJob, settings: TrainSettings) -> LaunchResult:
+    """Run a job's ranks on this machine.
+
+    Raises:
+        ConfigError: C004, lost ranks are to be started again.
+    """
+    if "max_restarts" in settings.model_fields_set:
+        raise ConfigError(
+            "C004",
+            f"launcher {job.launcher!r} does not start lost processes again",
+            where="--max-restarts",
+            remedy="leave it out, or use --launcher ray",
+        )
     return launch(job)
 
 

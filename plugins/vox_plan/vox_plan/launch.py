@@ -24,10 +24,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Protocol
 
 from vox_core import errors
 from vox_core.api.host import cpus
@@ -44,31 +44,49 @@ GRACE_AT_START = 1.0
 IMPATIENCE = 5.0
 """Seconds after a second signal until every rank is killed."""
 LOOPBACK = "127.0.0.1"
+LOOPBACK_ALONE = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+"""Keeps the connections of torch's ranks on this machine."""
 _POLL = 0.1
 _STOPPED = 130
 _WORDS = 400
 """Characters of a rank's last output that an error quotes."""
 
 
-class _Rank:
-    """A rank's process."""
+class Rank:
+    """A rank's process.
+
+    Args:
+        environ: variables besides this process's own.
+        shown: whether what the rank prints goes where this process prints; otherwise it is kept in
+            `folder`.
+        cwd: its working directory; None is this process's own.
+    """
 
     def __init__(
-        self, number: int, job: LaunchJob, folder: Path, environ: Mapping[str, str]
+        self,
+        number: int,
+        job: LaunchJob,
+        folder: Path,
+        environ: Mapping[str, str],
+        shown: bool,
+        cwd: Path | None = None,
     ) -> None:
         self.number, self._folder = number, folder
         alive, self._alive = os.pipe()
         self._beats, beats = os.pipe()
         os.set_blocking(self._beats, False)
-        self._log: IO[bytes] | None = None if number == 0 else self.output.open("wb")
+        kept = () if shown else (self._file("out"), self.output)
+        self._kept = [path.open("wb") for path in kept]
+        stdout, stderr = self._kept or (None, None)
         module = [sys.executable, "-m", "vox_core.cli.rank"]
         try:
             self.process = subprocess.Popen(
                 [*module, str(folder), str(alive), str(beats), *job.arguments],
                 env={**os.environ, **environ, "RANK": str(number), "MLX_RANK": str(number)},
                 stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
+                stdout=stdout,
+                stderr=stderr,
+                cwd=cwd,
                 pass_fds=(alive, beats),
                 start_new_session=True,
             )
@@ -77,9 +95,13 @@ class _Rank:
             os.close(beats)
         self._seen, self._worked = time.monotonic(), ""
 
+    def _file(self, kind: str) -> Path:
+        return self._folder / f"rank-{self.number}.{kind}"
+
     @property
     def output(self) -> Path:
-        return self._folder / f"rank-{self.number}.log"
+        """The file of the rank's stderr, if it is kept."""
+        return self._file("log")
 
     @property
     def alive(self) -> bool:
@@ -88,13 +110,7 @@ class _Rank:
     @property
     def record(self) -> dict[str, Any] | None:
         """Return what the rank has recorded of its end; None before, and if it died."""
-        try:
-            found: dict[str, Any] = json.loads(
-                (self._folder / f"rank-{self.number}.json").read_text()
-            )
-        except FileNotFoundError:
-            return None
-        return found
+        return record_of(self._folder, self.number)
 
     @property
     def failed(self) -> bool:
@@ -125,18 +141,15 @@ class _Rank:
         self.process.wait()
         os.close(self._alive)
         os.close(self._beats)
-        if self._log:
-            self._log.close()
+        for file in self._kept:
+            file.close()
 
     def error(self, hung: bool) -> VoxError:
         """Return the error of a rank that has failed."""
         record = self.record
         if record is None or record["error"] is None:
             return self._died(hung)
-        found = dict(record["error"])
-        kind = getattr(errors, found.pop("kind"))
-        made: VoxError = kind(found.pop("code").removeprefix("VOX-"), found.pop("what"), **found)
-        return made
+        return error_of(record)
 
     def _died(self, hung: bool) -> TrainingError:
         code = self.process.returncode
@@ -144,7 +157,7 @@ class _Rank:
         if hung:
             how = f"no sign of life for {SILENCE:.0f} seconds; it was killed"
         words = ""
-        if self.number and self.output.exists():
+        if self._kept:
             words = self.output.read_bytes()[-_WORDS:].decode(errors="replace").strip()
         return TrainingError(
             "T006",
@@ -156,6 +169,23 @@ class _Rank:
         )
 
 
+def record_of(folder: Path, rank: int) -> dict[str, Any] | None:
+    """Return what a rank has recorded of its end; None before, and if it died."""
+    try:
+        found: dict[str, Any] = json.loads((folder / f"rank-{rank}.json").read_text())
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def error_of(record: Mapping[str, Any]) -> VoxError:
+    """Return the error that a rank has recorded."""
+    found = dict(record["error"])
+    kind = getattr(errors, found.pop("kind"))
+    made: VoxError = kind(found.pop("code").removeprefix("VOX-"), found.pop("what"), **found)
+    return made
+
+
 def launch(job: LaunchJob) -> LaunchResult:
     """Run a job's ranks on this machine.
 
@@ -165,30 +195,36 @@ def launch(job: LaunchJob) -> LaunchResult:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vox-ranks-")))
         variables = _variables(job, folder)
-        ranks = list[_Rank]()
-        signals = stack.enter_context(_passed_on(ranks))
+        ranks = list[Rank]()
+        signals = stack.enter_context(passed_on(ranks))
         for number in range(job.processes):
-            rank = _Rank(number, job, folder, variables)
+            rank = Rank(number, job, folder, variables, shown=number == 0)
             stack.callback(rank.close)
             ranks.append(rank)
         return _watched(ranks, signals)
 
 
 def _variables(job: LaunchJob, folder: Path) -> dict[str, str]:
-    """Return the variables of every rank. Temporary files of a killed rank go with `folder`."""
-    (folder / "temporary").mkdir()
-    threads = max(1, cpus() // job.processes)
-    variables = {
-        "TMPDIR": f"{folder}/temporary",
-        "WORLD_SIZE": str(job.processes),
-        "RENDEZVOUS_FILE": f"{folder}/store",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-    }
+    """Return the variables of every rank."""
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cpus() // job.processes)))
+    variables = variables_of(folder, job.processes, threads)
     if job.launcher != "mlx":
-        return {**variables, "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+        return {**variables, **LOOPBACK_ALONE}
     places = [[f"{LOOPBACK}:{port}"] for port in _free_ports(job.processes)]
     (folder / "hosts.json").write_text(json.dumps(places))
     return {**variables, "MLX_HOSTFILE": f"{folder}/hosts.json"}
+
+
+def variables_of(folder: Path, processes: int, threads: str) -> dict[str, str]:
+    """Return what every rank needs, of any launcher. Temporary files of a killed rank go with
+    `folder`."""
+    (folder / "temporary").mkdir(exist_ok=True)
+    return {
+        "TMPDIR": f"{folder}/temporary",
+        "WORLD_SIZE": str(processes),
+        "RENDEZVOUS_FILE": f"{folder}/store",
+        "OMP_NUM_THREADS": threads,
+    }
 
 
 def _free_ports(count: int) -> list[int]:
@@ -204,9 +240,9 @@ def _cpu_time(pid: int) -> str:
     return ""
 
 
-def _watched(ranks: list[_Rank], signals: Callable[[], float | None]) -> LaunchResult:
+def _watched(ranks: list[Rank], signals: Callable[[], float | None]) -> LaunchResult:
     """Wait for the end of every rank."""
-    hung: _Rank | None = None
+    hung: Rank | None = None
     while any(rank.alive for rank in ranks):
         hung = next((rank for rank in ranks if rank.hangs()), None)
         if hung:
@@ -234,7 +270,7 @@ def _watched(ranks: list[_Rank], signals: Callable[[], float | None]) -> LaunchR
     raise error.but(where=f"{error.where} ({place})" if error.where else place)
 
 
-def _blame(rank: _Rank, hung: _Rank | None) -> tuple[int, int]:
+def _blame(rank: Rank, hung: Rank | None) -> tuple[int, int]:
     """Order ranks by how probably they are the cause: those that only lost another come last."""
     record = rank.record
     if rank is hung:
@@ -244,7 +280,7 @@ def _blame(rank: _Rank, hung: _Rank | None) -> tuple[int, int]:
     return (3 if record["error"]["code"] == "VOX-T006" else 2), rank.number
 
 
-def _wait_for_others(ranks: list[_Rank]) -> None:
+def _wait_for_others(ranks: list[Rank]) -> None:
     """Let the other ranks end: their checkpoint may be half written."""
     records = [rank.record for rank in ranks if not rank.alive]
     at_start = any(record and record["exit"] == 2 for record in records)
@@ -253,8 +289,14 @@ def _wait_for_others(ranks: list[_Rank]) -> None:
         time.sleep(_POLL)
 
 
+class Receiver(Protocol):
+    """Gets the signals that a launcher gets."""
+
+    def send(self, number: signal.Signals) -> None: ...
+
+
 @contextmanager
-def _passed_on(ranks: list[_Rank]) -> Iterator[Callable[[], float | None]]:
+def passed_on(ranks: Sequence[Receiver]) -> Iterator[Callable[[], float | None]]:
     """Pass SIGINT and SIGTERM on to every rank; yield when the second one came, or None."""
     times = list[float]()
 
