@@ -129,6 +129,18 @@ def test_a_rank_that_lost_one_with_an_error_is_not_started_again(tmp_path, monke
     assert worker._errors(folder, 2) == ["VOX-T006", "VOX-S001"]
 
 
+def test_a_rank_is_ended_by_another_s_error(tmp_path, monkeypatch):
+    """And recorded, so that nobody waits for it."""
+    (tmp_path / "hang").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "hang").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "hang"))
+    monkeypatch.setattr(worker, "GRACE", 0.1)
+    given, folder = task(tmp_path, "--version", processes=2), attempt(tmp_path)
+    record(folder, 1, "VOX-S001")
+    run_rank(given, 0, folder, together=True)
+    assert records(folder, 2)[0] == {"exit": 1, "error": None}
+
+
 def test_signals_before_the_start_start_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
     given = task(tmp_path, "--version")

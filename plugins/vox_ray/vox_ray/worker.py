@@ -137,10 +137,12 @@ def run_rank(task: Task, number: int, folder: Path, together: bool) -> None:
     rank = Rank(number, job, folder, {**environ, **here}, shown=False, cwd=task.cwd)
     try:
         hung = _watch(rank, task, folder)
-        if not rank.alive and rank.record is None:
-            _write(folder, number, _as_record(rank.error(hung)))
+        ended = not rank.alive
     finally:
         rank.close()
+    if rank.record is None:  # it has died, or was ended because of another's error
+        died = _as_record(rank.error(hung)) if ended else {"exit": 1, "error": None}
+        _write(folder, number, died)
     if LOST in _errors(folder, task.processes):  # perhaps because of another rank's error
         wait_for_ends(folder, task.processes, GRACE)
     if {*_errors(folder, task.processes)} == {LOST}:
