@@ -7,6 +7,7 @@
     python benchmarks/many_processes.py objectives OUT     DPO and GRPO, 3 steps, 1 and 2 processes
     python benchmarks/many_processes.py speed OUT          tokens/s and bytes on the loopback
     python benchmarks/many_processes.py ray OUT            a worker of a Ray cluster killed
+    python benchmarks/many_processes.py shard OUT          a base split between 2 processes
 
 SmolLM2-135M in float32 on the quick start's data, one thread per process but for `speed`. A line
 per comparison: the largest relative difference of a loss, that of the adapter relative to its
@@ -19,6 +20,7 @@ import contextlib
 import ctypes
 import io
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -30,6 +32,8 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -397,6 +401,79 @@ def speed(out: Path) -> bool:
     return two >= 0.9 * one
 
 
+SHAPE = {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "head_dim": 64,
+         "num_attention_heads": 15, "num_key_value_heads": 5, "vocab_size": 49152,
+         "tie_word_embeddings": True}  # fmt: skip
+"""SmolLM2-360M's."""
+
+
+def shard(out: Path) -> bool:
+    """Compare with one process; measure the memory of ranks that hold a base of 360M."""
+    from vox_testing.tiny import make_model
+
+    tiny, good = make_model("llama", out / "tiny"), []
+    for name, model, steps in (("tiny", ["--model", tiny], 20), ("smollm2-135m", [], 5)):
+        settings = [*COMMON, *ROWS, *DROPOUT, *model, "--max-steps", steps]
+        settings += ["--seq-len", 256, "--micro-batch-tokens", 512] if model else []
+        train(*settings, "--out", out / f"{name}-1")
+        train(*settings, "--shard", "--out", out / f"{name}-2", processes=2)
+        good.append(compare(f"{name}, 2 processes", out / f"{name}-1", out / f"{name}-2"))
+    return good[0] and good[1] and ranks_memory(out) <= 0.6
+
+
+def ranks_memory(out: Path) -> float:
+    """Return the largest share of a base of 360M that one of two ranks holds between passes.
+
+    Print RssAnon, then and at the most within a forward.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    base = LlamaForCausalLM(LlamaConfig(**SHAPE, bos_token_id=259, eos_token_id=258))
+    size = sum(each.nbytes for each in base.parameters())
+    base.save_pretrained(out / "base")
+    del base
+    work = partial(held, out / "base", out / "store")
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = list(pool.map(work, range(2)))
+    for rank, (resident, peak) in enumerate(found):
+        print(
+            f"rank {rank}: RssAnon of the base {resident / 1e6:.0f} of {size / 1e6:.0f} MB, "
+            f"{resident / size:.3f}; in a forward {peak / 1e6:.0f} MB, {peak / size:.3f}"
+        )
+    return max(resident for resident, _ in found) / size
+
+
+def held(base: Path, store: Path, rank: int) -> tuple[int, int]:
+    """Load a rank's part of a base and compute a forward; return RssAnon after it, beyond that
+    before, and the most while a layer computes."""
+    import torch
+    from torch.distributed.fsdp import fully_shard  # noqa: F401 (its memory is not the base's)
+    from transformers import LlamaForCausalLM  # noqa: F401
+
+    from vox_core.contract import World
+    from vox_torch.ranks import RENDEZVOUS, Ranks
+    from vox_torch.shards import Shards
+
+    os.environ.update({RENDEZVOUS: str(store), "GLOO_SOCKET_IFNAME": "lo"})
+    torch.set_num_threads(1)
+    ranks, before = Ranks(World(rank, 2)), anonymous()
+    model, seen = Shards(ranks).load(base, torch.float32), list[int]()
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(lambda *_: seen.append(anonymous() - before))
+    with torch.no_grad():
+        model(input_ids=torch.arange(64)[None], use_cache=False)
+    resident = anonymous() - before
+    ranks.close()
+    return resident, max(seen)
+
+
+def anonymous() -> int:
+    """Return this process's RssAnon in bytes."""
+    found = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found
+    return 1024 * int(found[1])
+
+
 def loopback() -> int:
     """Return the bytes sent over the loopback interface so far."""
     return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
@@ -405,6 +482,6 @@ def loopback() -> int:
 if __name__ == "__main__":
     kind, folder, *rest = sys.argv[1:]
     Path(folder).mkdir(parents=True, exist_ok=True)
-    calls = {each.__name__: each for each in (equal, resumed, mlx, objectives, speed, ray)}
+    calls = {each.__name__: each for each in (equal, resumed, mlx, objectives, speed, ray, shard)}
     good = killed(Path(folder), int(rest[0])) if kind == "killed" else calls[kind](Path(folder))
     sys.exit(not good)

@@ -35,7 +35,7 @@ TRAIN_SECTIONS: dict[str, tuple[str, ...]] = {
         "Adapter": "adapter method rank alpha dropout targets modules_to_save",
         "Optimisation": "epochs max_steps batch_size micro_batch_tokens tune tune_budget "
         "gradient_checkpointing optimizer lr schedule warmup weight_decay clip seed",
-        "Processes": "processes launcher max_restarts emit image",
+        "Processes": "processes shard launcher max_restarts emit image",
         "Run": "out eval_every eval_suite plan_file config_file as_json",
         "Checkpoints": "save_every save_minutes save_epochs keep keep_every",
         "Stopping and resuming": "max_time patience load_best_at_end max_bad_steps resume "

@@ -403,6 +403,10 @@ class TrainSettings(DataSettings):
     processes: PositiveInt = Field(
         1, description="Processes that share the work of each step, with the result of one process."
     )
+    shard: bool = Field(
+        False,
+        description="Split the base model among the processes (FSDP2): less memory, slower.",
+    )
     launcher: str = Field("torchrun", description="Launcher that starts the processes.")
     max_restarts: Count = Field(
         3, description="Times that the launcher `ray` starts lost processes again."

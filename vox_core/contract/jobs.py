@@ -27,11 +27,13 @@ class TrainJob:
         model: folder of the base.
         document: the run's first step, shortened to one document (`probe_document`), for a backend
             that holds its own fast functions against a reference; None if nothing is left to train.
+        shard: split the base among the ranks, with the capability `sharding`.
     """
 
     plan: ExecutionPlan
     model: Path
     document: Batch | None = None
+    shard: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

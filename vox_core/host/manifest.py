@@ -145,7 +145,8 @@ class Capabilities:
     """The features of a backend. `families` holds `model_type`s, or the one entry `*` for any;
     `distributed` names launchers; `streamed_load` means that `LoadJob.streamed` is honoured,
     `learners` that a `Trainer` has several at a time, `one_pass` that `accumulate` takes `weigh`,
-    and `several_targets` that a `Batch` may have several targets at each position."""
+    `several_targets` that a `Batch` may have several targets at each position, and `sharding` that
+    `TrainJob.shard` is honoured."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
     devices: Some[Name]
@@ -158,6 +159,7 @@ class Capabilities:
     learners: StrictBool = False
     one_pass: StrictBool = False
     several_targets: StrictBool = False
+    sharding: StrictBool = False
     optimizers: Some[Optimizer] = ("adamw",)
 
 

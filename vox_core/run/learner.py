@@ -244,6 +244,7 @@ def facts_of(plan: RunPlan, start: TrainState) -> dict[str, str]:
     for name, value in sorted(start.adapter.tensors().items()):
         sha256.update(name.encode() + value.tobytes())
     settings = {key: value for key, value in made.to_json().items() if key != "device"}
+    settings["shard"] = plan.settings.shard
     return {
         "versions of Python, vox or a library": json.dumps(versions(plan.inputs.backend)),
         "data": f"{made.contract.data.digest} {made.contract.data.valid_digest}",

@@ -118,7 +118,8 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
 
             yield Trained(start, stopped=False, model=load, learner=None)
             return
-        job = TrainJob(plan.execution, inputs.model.path, probe_document(first.batches))
+        document = probe_document(first.batches)
+        job = TrainJob(plan.execution, inputs.model.path, document, plan.settings.shard)
         trainer = stack.enter_context(contextlib.closing(inputs.backend.train(job, context)))
         if len(first.batches) < session.world.size and not plan.settings.reward:
             text = (

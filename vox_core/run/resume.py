@@ -105,7 +105,7 @@ _FILES_OF = {
 }
 _OF_THIS_CALL = {
     *("resume", "out", "config", "allow_cpu", "allow_overcommit", "allow_change", "max_time"),
-    *("tune", "processes", "launcher", "max_restarts"),
+    *("tune", "processes", "shard", "launcher", "max_restarts"),
 }
 
 

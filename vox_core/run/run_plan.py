@@ -218,6 +218,7 @@ def plan_run(
             made = pinned.applied(made)
     _require_validated(settings, data)
     _require_shared(made, max(world.size, settings.processes))
+    _require_sharding(made, max(world.size, settings.processes))
     if previous:
         made = _going_on(made, previous, auto=auto)
     files.require_space(run.path, space_needed(made), "the run, its result and checkpoints")
@@ -355,6 +356,36 @@ def _require_shared(run: RunPlan, processes: int) -> None:
             where=where,
             found=f"{_count(examples, 'example')} in a step",
             remedy=f"use --processes {examples} or fewer, or a larger --batch-size",
+        )
+
+
+def _require_sharding(run: RunPlan, processes: int) -> None:
+    """Refuse a base that cannot be split among the processes (P001), or a single process (C004)."""
+    if not run.settings.shard:
+        return
+    if processes == 1:
+        raise ConfigError(
+            "C004",
+            "there is one process, and --shard splits the base model among several",
+            where="--shard",
+            remedy="add --processes N, or leave out --shard",
+        )
+    manifest, adapter = run.inputs.backend.found.manifest, run.contract.adapter
+    reasons = {
+        f"backend {run.inputs.backend.id!r}": not (manifest and manifest.capabilities.sharding),
+        f"a base quantised to {run.contract.quant}": run.contract.quant != "none",
+        f"--method {adapter.method}": adapter.method not in ("lora", "rslora"),
+        "--modules-to-save": bool(adapter.modules_to_save),
+    }
+    if faults := [name for name, holds in reasons.items() if holds]:
+        raise PlanError(
+            "P001",
+            "the base model cannot be split among the processes",
+            where="--shard",
+            expected="a base without quantisation, --method lora or rslora, and a backend with the "
+            "capability `sharding`, such as cpu",
+            faults=faults,
+            remedy="change these settings, or leave out --shard",
         )
 
 

@@ -23,7 +23,7 @@ QUICK = (
     *("--batch-size", "6", "--rank", "4", "--alpha", "8", "--dropout", "0.2", "--lr", "0.01"),
     *("--micro-batch-tokens", "64", "--schedule", "constant", "--warmup", "0"),
 )
-PATIENCE = 120
+PATIENCE = 300
 
 
 def rows(path: Path, count: int, first: int = 0) -> Path:
@@ -68,27 +68,29 @@ FORKED = """
 import os, sys
 from vox_core.cli import root
 
-one, two, store, *command = sys.argv[1:]
-root.main([*command, "--out", one], standalone_mode=False)
+folder, *command = sys.argv[1:]
+root.main([*command, "--out", folder + "/one"], standalone_mode=False)
 child = os.fork()
 rank = "0" if child else "1"
-os.environ["VOX_LAUNCHED"] = "1"
-os.environ.update(RANK=rank, WORLD_SIZE="2", RENDEZVOUS_FILE=store, GLOO_SOCKET_IFNAME="lo")
-root.main([*command, "--out", two], standalone_mode=False)
+os.environ.update(VOX_LAUNCHED="1", RANK=rank, WORLD_SIZE="2", GLOO_SOCKET_IFNAME="lo")
+for run, *more in (["two"], ["split", "--shard"]):
+    os.environ["RENDEZVOUS_FILE"] = folder + "/store-" + run
+    root.main([*command, "--out", folder + "/" + run, *more], standalone_mode=False)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 0)
 """
-"""A run of one process, and one of two: a fork, so that torch is imported once."""
+"""A run of one process, one of two, and one of two that split the base: a fork, so that torch is
+imported once."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has torch")
 def test_two_processes_train_what_one_trains(command, tmp_path):
-    """Bit for bit, with dropout and validation."""
-    one, two, store = tmp_path / "one", tmp_path / "two", tmp_path / "store"
+    """Bit for bit, with dropout and validation, and with a base that is split."""
     arguments = [*command[len(VOX) :], "--max-steps", 2]
-    done = vox([sys.executable, "-c", FORKED, one, two, store], *arguments)
+    done = vox([sys.executable, "-c", FORKED, tmp_path], *arguments)
     assert done.returncode == 0, done.stderr
-    assert numbers(two) == numbers(one)
-    assert weights(two) == weights(one)
+    for run in ("two", "split"):
+        assert numbers(tmp_path / run) == numbers(tmp_path / "one")
+        assert weights(tmp_path / run) == weights(tmp_path / "one")
 
 
 @pytest.mark.long

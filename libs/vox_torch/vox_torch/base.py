@@ -7,7 +7,7 @@ streamed models, quantised.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from vox_core.adapter.targets import parameter_names
 from vox_core.contract import DType, Quant
 from vox_core.errors import ModelError
 from vox_core.weights import WeightFolder
+from vox_torch.arrays import as_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -190,3 +191,37 @@ def materialise(model: nn.Module, name: str, value: torch.Tensor) -> None:
     owner, _, leaf = name.rpartition(".")
     parameter = torch.nn.Parameter(value, requires_grad=False)
     setattr(model.get_submodule(owner), leaf, parameter)
+
+
+def fill_parameters(
+    model: PreTrainedModel,
+    weights: WeightFolder,
+    names: Mapping[str, str],
+    dtype: torch.dtype,
+    device: str = "cpu",
+    below: str = "",
+) -> None:
+    """Load the parameters that are on the meta device, tensor by tensor.
+
+    Args:
+        names: parameter name -> tensor name.
+        below: only parameters whose names begin so.
+    """
+    import torch
+
+    wide = _kept_wide(model, dtype)
+    for name, parameter in list(model.named_parameters()):
+        if parameter.is_meta and name.startswith(below):
+            own = torch.float32 if any(part in name for part in wide) else dtype
+            value = as_tensor(weights.read(names[name])).to(device=device, dtype=own, copy=True)
+            materialise(model, name, value)
+
+
+def _kept_wide(model: PreTrainedModel, dtype: torch.dtype) -> set[str]:
+    """Return name parts of parameters that a family keeps in float32 beside half precision."""
+    import torch
+
+    if dtype == torch.float32:
+        return set()
+    strict = set(model._keep_in_fp32_modules_strict or ())
+    return strict | set(model._keep_in_fp32_modules or ()) if dtype == torch.float16 else strict

@@ -29,7 +29,7 @@ from vox_core.contract import Quant
 from vox_core.weights import WeightFolder
 from vox_formats.quant import SCALE_BLOCK, pack_scales, scale_levels
 from vox_torch.arrays import as_tensor
-from vox_torch.base import fill_buffers, materialise, stored_names, without_weights
+from vox_torch.base import fill_buffers, fill_parameters, stored_names, without_weights
 from vox_torch.functions import BlockLinear, FrozenLinear
 from vox_torch.libraries import import_bitsandbytes
 from vox_torch.memory import no_holes
@@ -212,12 +212,7 @@ def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) 
             packed = pack(W_OI, format_of(paths[0], quant), dtype, device)
             for path in paths:
                 _replace(model, path, packed, W_OI.shape)
-    wide = _kept_wide(model, dtype)
-    for name, parameter in list(model.named_parameters()):
-        if parameter.is_meta:
-            own = torch.float32 if any(part in name for part in wide) else dtype
-            value = as_tensor(weights.read(names[name])).to(device=device, dtype=own, copy=True)
-            materialise(model, name, value)
+    fill_parameters(model, weights, names, dtype, device)
     fill_buffers(model, weights, lambda tensor: as_tensor(weights.read(tensor)).clone())
     if quant != "nf4-embeddings":  # the two share the packed weight
         model.tie_weights()
@@ -252,11 +247,3 @@ def _replace(model: PreTrainedModel, path: str, packed: Packed, shape: torch.Siz
     layer = kind(packed, *shape)
     layer.bias = cast("torch.Tensor | None", old.bias)
     model.set_submodule(path, layer)
-
-
-def _kept_wide(model: PreTrainedModel, dtype: torch.dtype) -> set[str]:
-    """Return name parts of parameters that a family keeps in float32 beside half precision."""
-    if dtype == torch.float32:
-        return set()
-    strict = set(model._keep_in_fp32_modules_strict or ())
-    return strict | set(model._keep_in_fp32_modules or ()) if dtype == torch.float16 else strict

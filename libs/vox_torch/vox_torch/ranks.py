@@ -13,7 +13,8 @@ On one machine the ranks find one another through a file and talk over the loopb
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -33,12 +34,17 @@ dead one long before."""
 
 
 class Ranks:
-    """The process group of a run's ranks."""
+    """The process group of a run's ranks.
+
+    Attributes:
+        settle: called before `share`, `gather_sum` and `close`, until all ranks call one of them.
+    """
 
     def __init__(self, world: World) -> None:
         import torch.distributed as dist
 
         self.world, self._dist = world, dist
+        self.settle: Callable[[], None] = lambda: None
         file = os.environ.get(RENDEZVOUS)
         with self._reached():
             dist.init_process_group(
@@ -53,11 +59,21 @@ class Ranks:
         """Return the elementwise sum of the ranks' arrays."""
         import torch
 
+        self.settle()
         summed = torch.from_numpy(values_N.copy())
         with self._reached():
             self._dist.all_reduce(summed)
         result: Doubles = summed.numpy()
         return result
+
+    def most(self, number: int) -> int:
+        """Return the largest of the ranks' numbers."""
+        import torch
+
+        largest = torch.tensor(number)
+        with self._reached():
+            self._dist.all_reduce(largest, self._dist.ReduceOp.MAX)
+        return int(largest)
 
     def gather_sum(self, total: torch.Tensor, kept: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the sum of all ranks' gradients, on the host, in the order of ranks.
@@ -66,6 +82,7 @@ class Ranks:
             total: flat, of rank 0; others receive into it.
             kept: flat gradients of a rank above 0, in the order in which they were computed.
         """
+        self.settle()
         rank, last = self.world.rank, self.world.size - 1
         with self._reached():
             if rank:
@@ -78,7 +95,19 @@ class Ranks:
         return total
 
     def close(self) -> None:
+        if sys.exc_info()[0] is None:  # else the others learn of it from the closed connections
+            self.settle()
         self._dist.destroy_process_group()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Convert the error of a collective within a model's own computation."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "gloo" not in str(error):
+                raise
+            raise unreachable(self.world.rank, self.world.size, error) from error
 
     @contextmanager
     def _reached(self) -> Iterator[None]:

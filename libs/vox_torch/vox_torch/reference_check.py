@@ -146,7 +146,8 @@ def computed_in_float32(model: nn.Module) -> Iterator[None]:
     looked up.
     """
     with ExitStack() as stack:
-        small = [p for p in model.parameters() if p.requires_grad or p.numel() <= _SMALL]
+        own = [p for p in model.parameters() if not hasattr(p, "to_local")]  # not FSDP2's
+        small = [p for p in own if p.requires_grad or p.numel() <= _SMALL]
         stack.callback(_restore, [(p, p.data) for p in small])
         for parameter in small:
             parameter.data = _wide(parameter.data)

@@ -25,7 +25,7 @@ from vox_core.contract import (
     Update,
     Weigh,
 )
-from vox_torch.base import load_base
+from vox_torch.base import load_base, torch_dtype
 from vox_torch.forward import Loss, Padded, Together
 from vox_torch.inject import Adapters, require_every_weight
 from vox_torch.layout import Part, Scores, halves, in_rows, joined, scored_of, whole
@@ -35,6 +35,7 @@ from vox_torch.memory import Shortage, give_back
 from vox_torch.optimizer import MasterAdamW
 from vox_torch.profile import DeviceProfile, set_threads, wants_rows
 from vox_torch.ranks import Ranks
+from vox_torch.shards import Shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -79,6 +80,7 @@ class TorchTrainer(TorchModel, Trainer):
         self._fused = True
         set_threads(job.plan.tuning)
         self._ranks = Ranks(context.world) if context.world.size > 1 else None
+        self._shards = Shards(self._ranks) if self._ranks and job.shard else None
         with self._memory.final():
             super().__init__(self._load(), profile.device)
         if not self._memory.may_quantise:
@@ -95,6 +97,8 @@ class TorchTrainer(TorchModel, Trainer):
                 self._loss = Padded(self._adapters.base, self._device)
             if self._plan.gradient_checkpointing and not self._learners:
                 recompute_activations(self._adapters.base)
+            if self._shards:
+                self._shards.learn()
             kind = self._plan.contract.optimizer.name
             self._learners[name] = MasterAdamW(parameters, kind, state, self._ranks)
         self._modules_changed()
@@ -160,10 +164,14 @@ class TorchTrainer(TorchModel, Trainer):
         self._learners.clear()
         if self._ranks:
             self._ranks.close()
+        if self._shards:
+            self._shards.close()
         super().close()
 
     def _load(self) -> Adapters:
         plan = self._plan
+        if self._shards:
+            return Adapters(self._shards.load(self._job.model, torch_dtype(plan.dtype)))
         base = load_base(self._job.model, plan.dtype, self._profile.device, plan.contract.quant)
         if self._profile.prepare:
             self._profile.prepare(base)
@@ -251,8 +259,11 @@ class TorchTrainer(TorchModel, Trainer):
         """Return the result of `compute`; None after the first out-of-memory.
 
         Raises:
-            TrainingError: T002, out of memory again.
+            TrainingError: T002, out of memory again, or the others wait within the same pass.
         """
+        if self._shards and self._ranks:
+            with self._memory.final(), self._ranks.computing():
+                return compute()
         try:
             return compute()
         except (RuntimeError, MemoryError) as error:

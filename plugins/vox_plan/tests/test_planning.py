@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,6 +128,34 @@ def test_processes_share_a_machine(tiny, settings):
     assert two.memory.parts == {**one.memory.parts, "kept": gradient}
     assert two.processes.memory == 2 * two.memory.peak
     assert two.memory.total == one.memory.total // 2
+
+
+def test_processes_that_split_the_base(tiny, settings):
+    """Each holds half of both layers' matrices, and has one layer twice when it is gathered."""
+    model = tiny("llama")
+    whole, split = (
+        plan(settings(model, processes=2, shard=shard, dtype="fp32")) for shard in (False, True)
+    )
+    layer = 4 * (32 * (32 + 16 + 16 + 32) + 3 * 32 * 64)
+    assert whole.memory.parts["weights"] - split.memory.parts["weights"] == layer
+    assert split.memory.parts["transients"] - whole.memory.parts["transients"] == 2 * layer
+    passes = math.ceil(math.ceil(split.steps.tokens / split.steps.micro_batch_tokens) / 2)
+    assert split.processes.wire - whole.processes.wire == 2 * passes * layer
+
+
+def test_a_base_that_cannot_be_split(tiny, settings):
+    def refused(**given: object) -> InputError:
+        with pytest.raises(InputError) as caught:
+            plan(settings(tiny("llama"), shard=True, **given))
+        return caught.value
+
+    assert refused().code == "VOX-C004"
+    given = {"processes": 2, "quant": "int8", "method": "dora", "modules_to_save": ["lm_head"]}
+    error = refused(**given)
+    assert error.code == "VOX-P001"
+    assert error.faults == ("a base quantised to int8", "--method dora", "--modules-to-save")
+    error = refused(processes=2, backend="mlx", launcher="mlx")
+    assert error.faults == ("backend 'mlx'",)
 
 
 def test_settings_that_save_memory_are_in_the_prediction(tiny, settings):

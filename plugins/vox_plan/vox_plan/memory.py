@@ -143,6 +143,7 @@ class Demand:
         caches: bytes of the KV caches of answers that are sampled at once.
         reference: bytes of the weights of models that score answers beside the trained one.
         kept: bytes of gradients that a rank of several keeps until the update.
+        shards: ranks among which the matrices of the layers are split.
     """
 
     dtype: DType
@@ -158,6 +159,7 @@ class Demand:
     caches: int = 0
     reference: int = 0
     kept: int = 0
+    shards: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +168,13 @@ class Prediction:
 
     Args:
         runtime: the process and its libraries, before there is a model.
-        weights: the base.
+        weights: the base, or a rank's part of it.
         adapter: the adapter with its masters, gradients and moments; with the method `full` those
             of the trained weights, which are the base's own.
         activations: what the layers keep for the backward.
         transients: what exists for a moment: logits; the gradients and the dequantised weight of
             the layer whose backward is computed, and with checkpointing all else of that layer;
-            the gradient of a trained output head.
+            the gradient of a trained output head; a layer that is gathered, and what was received.
             With `full` also what the gradients of a micro-batch exceed activations by: they grow
             while activations are freed.
         caches: the KV caches of answers that are sampled at once.
@@ -200,9 +202,14 @@ def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Pred
     if demand.method == "full":
         gradients = _gradients(model, demand)
         transients = max(transients, gradients - activations)
+    weights = weight_bytes(model, demand.quant, demand.dtype)
+    if demand.shards > 1:
+        split = split_bytes(model, demand.dtype)
+        weights -= sum(split) - sum(split) // demand.shards
+        transients += 2 * max(split, default=0)
     return Prediction(
         runtime=profile.runtime_bytes,
-        weights=weight_bytes(model, demand.quant, demand.dtype),
+        weights=weights,
         adapter=adapter_bytes(model, demand, in_process=profile.in_process),
         activations=round(activations),
         transients=round(transients),
@@ -346,6 +353,14 @@ def weight_bytes(model: Architecture, quant: Quant, dtype: DType) -> int:
         packed = model.packed(tensor, quant)
         total += elements * (bytes_per_weight(*packed, dtype) if packed else BYTES[dtype])
     return round(total)
+
+
+def split_bytes(model: Architecture, dtype: DType) -> list[int]:
+    """Bytes of each layer's matrices, which `--shard` splits among the ranks."""
+    return [
+        BYTES[dtype] * sum(model.elements[each.tensor] for each in layer.linear.values())
+        for layer in model.layers
+    ]
 
 
 def predict_merge(largest: int, trained: Iterable[int], vocabulary: int) -> dict[str, int]:

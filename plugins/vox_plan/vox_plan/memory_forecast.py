@@ -30,6 +30,7 @@ from vox_plan.memory import (
     predict,
     predict_merge,
     rollout_batch,
+    split_bytes,
     trained_tensors,
     weight_bytes,
     worst_case_batch,
@@ -107,6 +108,20 @@ def forecast(run: RunPlan) -> MemoryForecast:
     )
 
 
+def wire_bytes(run: RunPlan) -> int:
+    """Bytes that a rank of N sends in an average step.
+
+    All send 2 (N - 1) gradients together: the sum from rank to rank, and the total. With `--shard`
+    a rank sends its part of a layer to the N - 1 others, in each forward and each backward.
+    """
+    others, processes = run.settings.processes - 1, run.settings.processes
+    sent = 2 * others * gradient_bytes(run)
+    if run.settings.shard:
+        layers = sum(split_bytes(_architecture(run), run.execution.dtype))
+        sent += 2 * _micro_batches(run) * others * layers
+    return sent // processes
+
+
 def gradient_bytes(run: RunPlan) -> int:
     """Bytes of the gradients that ranks send: float32."""
     return 4 * run.trained_elements
@@ -114,13 +129,16 @@ def gradient_bytes(run: RunPlan) -> int:
 
 def _kept(run: RunPlan) -> int:
     """Bytes of what a rank keeps of an average step: a gradient for each of its micro-batches."""
-    if (processes := run.settings.processes) == 1:
-        return 0
+    return gradient_bytes(run) * _micro_batches(run) if run.settings.processes > 1 else 0
+
+
+def _micro_batches(run: RunPlan) -> int:
+    """Micro-batches of a rank in an average step."""
     documents, size = run.data.train, run.execution.micro_batch_tokens
     tokens = documents.tokens * min(run.contract.batch_size, documents.groups) / documents.groups
     if samples_answers(run):
         tokens = _answers(run) * sum(_rollout(run))
-    return gradient_bytes(run) * math.ceil(math.ceil(tokens / size) / processes)
+    return math.ceil(math.ceil(tokens / size) / run.settings.processes)
 
 
 def _of_each(run: RunPlan) -> str:
@@ -242,10 +260,13 @@ def _way_out(run: RunPlan, seen: MemoryForecast, resumed: bool) -> str:
         return f"this fits: {found.flags(contract.quant)} ({gigabytes(found.peak)})"
     if resumed:
         return "no setting that a resumed run may change makes it fit"
+    manifest, processes = run.inputs.backend.found.manifest, run.settings.processes
+    able = processes > 1 and manifest and manifest.capabilities.sharding
+    shard = "split the base with --shard, " if able and not run.settings.shard else ""
     return (
-        "no --quant, --gradient-checkpointing or --micro-batch-tokens makes it fit: shorten "
-        f"examples with --seq-len (the longest has {seen.batch.longest} tokens), or choose a "
-        "smaller model"
+        f"no --quant, --gradient-checkpointing or --micro-batch-tokens makes it fit: {shard}"
+        f"shorten examples with --seq-len (the longest has {seen.batch.longest} tokens), or choose "
+        "a smaller model"
     )
 
 
@@ -279,6 +300,7 @@ def _demand(run: RunPlan) -> Demand:
         caches=_caches(run),
         reference=_reference(run),
         kept=_kept(run),
+        shards=run.settings.processes if run.settings.shard else 1,
     )
 
 
@@ -340,6 +362,8 @@ def _profile(run: RunPlan) -> MemoryProfile:
 
 def _quants(run: RunPlan) -> Collection[Quant]:
     manifest, weights = run.inputs.backend.found.manifest, run.inputs.weights
+    if run.settings.shard:
+        return {run.contract.quant}
     has = manifest.capabilities.quantisations if manifest else ()
     whole = run.contract.adapter.method == "full"
     saved = tuple(weights.tensors if whole else run.execution.saved.values())

@@ -24,9 +24,9 @@ from vox_plan.memory_forecast import (
     fitting,
     forecast,
     forecast_merge,
-    gradient_bytes,
     samples_answers,
     suggest,
+    wire_bytes,
 )
 from vox_plan.report import (
     AdapterPlan,
@@ -144,10 +144,9 @@ def _report(
 
 
 def _processes(run: RunPlan, peak: int) -> ProcessesPlan | None:
-    """All send 2 (N - 1) gradients together: the sum from rank to rank, and the total."""
     if (count := run.settings.processes) == 1:
         return None
-    return ProcessesPlan(count, count * peak, 2 * (count - 1) * gradient_bytes(run) // count)
+    return ProcessesPlan(count, count * peak, wire_bytes(run))
 
 
 def _refused(error: VoxError | None) -> str | None:
