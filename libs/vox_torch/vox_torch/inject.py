@@ -108,7 +108,8 @@ class Adapters:
         if name is None:
             self._peft.base_model.disable_adapter_layers()
         else:
-            self._peft.base_model.enable_adapter_layers()
+            if self._selected is None:
+                self._peft.base_model.enable_adapter_layers()
             self._peft.set_adapter(self._keys[name])
         self._selected = name
 

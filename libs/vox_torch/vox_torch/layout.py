@@ -157,13 +157,19 @@ def end_to_end(batch: Batch, device: str) -> EndToEnd:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Return the documents of several batches, with nothing to score."""
+    """Return the documents of several batches as one batch."""
     import numpy as np
 
-    tokens_T = np.concatenate([each.tokens_T for each in batches])
-    first = np.cumsum([0, *(len(each.tokens_T) for each in batches[:-1])])
+    counts = [len(each.tokens_T) for each in batches]
+    first = np.cumsum([0, *counts[:-1]])
     starts_D = np.concatenate([n + each.starts_D for n, each in zip(first, batches, strict=True)])
-    return Batch(tokens_T, tokens_T, np.zeros(len(tokens_T), np.float32), starts_D)
+    return Batch(
+        np.concatenate([each.tokens_T for each in batches]),
+        np.concatenate([each.targets_T for each in batches]),
+        np.concatenate([each.weights_T for each in batches]),
+        starts_D,
+        np.concatenate([each.scored_T for each in batches]),
+    )
 
 
 def begun_alike(batch: Batch, device: str) -> EndToEnd:

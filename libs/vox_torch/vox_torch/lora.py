@@ -3,7 +3,7 @@
 PEFT defines structure and names; only layers that compute exactly `x W^T + scale * (x A^T) B^T` get
 another forward. Layers with dropout or DoRA, and those whose base is no plain linear layer, keep
 PEFT's. Several adapters, each with tokens of its own, can share the product with the base
-(`sharing`). Generation has a forward of its own (lora_rows.py).
+(`Sharing`). Generation has a forward of its own (lora_rows.py).
 
 Shape legend: X tokens, I input features, O output features, R rank.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from peft.tuners.lora import Linear
     from torch import nn
+    from transformers import PreTrainedModel
 
 
 def fuse(model: nn.Module) -> dict[str, str | None]:
@@ -99,50 +100,60 @@ def _forward(
     return y_XO.view(*x.shape[:-1], y_XO.shape[-1])
 
 
-def can_share(model: nn.Module, keys: Sequence[str | None]) -> bool:
-    """Whether `sharing` can compute adapters of these PEFT names: all of their layers are fused,
-    and they have no whole modules."""
-    from peft.utils import ModulesToSaveWrapper
+class Sharing:
+    """The layers of a model as they are now, for passes of several adapters."""
 
-    if None in keys:
-        return False
-    wrappers = (each for each in model.modules() if isinstance(each, ModulesToSaveWrapper))
-    return not any(key in each.modules_to_save for each in wrappers for key in keys) and not any(
-        key in layer.lora_A and _reason_why_not(layer, str(key))
-        for layer in _layers(model).values()
-        for key in keys
-    )
+    def __init__(self, model: PreTrainedModel) -> None:
+        from peft.utils import ModulesToSaveWrapper
 
+        layers, body = _layers(model).values(), {*model.base_model.modules()}
+        self._body = [each for each in layers if each in body]
+        self._others = [each for each in layers if each not in body]
+        self._whole = [each for each in model.modules() if isinstance(each, ModulesToSaveWrapper)]
+        self._fits: dict[str | None, bool] = {None: False}
 
-@contextmanager
-def sharing(
-    model: nn.Module, shares: Sequence[tuple[str, int]]
-) -> Iterator[dict[nn.Parameter, torch.Tensor]]:
-    """Compute with several adapters within the context, backward pass included.
+    def fits(self, key: str | None) -> bool:
+        """Whether the adapter of this PEFT name can be computed beside others: all of its layers
+        are fused, and it has no whole modules."""
+        if key not in self._fits:
+            layers = (each for each in (*self._body, *self._others) if key in each.lora_A)
+            whole = any(key in wrapper.modules_to_save for wrapper in self._whole)
+            self._fits[key] = not (whole or any(_reason_why_not(each, str(key)) for each in layers))
+        return self._fits[key]
 
-    Args:
-        shares: PEFT's names in the order of their tokens, each with its number of tokens.
+    def only_body(self, key: str | None) -> bool:
+        """Whether the adapter has no layer outside of the body, such as the head."""
+        return not any(key in each.lora_A for each in self._others)
 
-    Yields:
-        Parameter -> the leaf that gets its gradient.
-    """
-    leaves: dict[nn.Parameter, torch.Tensor] = {}
+    @contextmanager
+    def computing(
+        self, shares: Sequence[tuple[str, int]]
+    ) -> Iterator[dict[nn.Parameter, torch.Tensor]]:
+        """Compute the body with several adapters within the context, backward pass included.
 
-    def matrices(layer: Any, key: str) -> tuple[torch.Tensor, torch.Tensor]:
-        base = layer.base_layer.weight
-        if key not in layer.lora_A:
-            return base.new_empty(0, layer.in_features), base.new_empty(layer.out_features, 0)
-        A, B = layer.lora_A[key].weight, layer.lora_B[key].weight
-        leaves.update((each, each.detach().requires_grad_()) for each in (A, B))
-        return leaves[A], leaves[B]
+        Args:
+            shares: PEFT's names in the order of their tokens, each with its number of tokens.
 
-    forwards: dict[nn.Module, Any] = {}
-    for layer in _layers(model).values():
-        given = [each for key, _ in shares for each in matrices(layer, key)]
-        scales = [(count, layer.scaling.get(key, 0.0)) for key, count in shares]
-        forwards[layer] = partial(_shared, layer.base_layer, scales, given)
-    with replaced_forwards(forwards):
-        yield leaves
+        Yields:
+            Parameter -> the leaf that gets its gradient.
+        """
+        leaves: dict[nn.Parameter, torch.Tensor] = {}
+
+        def matrices(layer: Any, key: str) -> tuple[torch.Tensor, torch.Tensor]:
+            base = layer.base_layer.weight
+            if key not in layer.lora_A:
+                return base.new_empty(0, layer.in_features), base.new_empty(layer.out_features, 0)
+            A, B = layer.lora_A[key].weight, layer.lora_B[key].weight
+            leaves.update((each, each.detach().requires_grad_()) for each in (A, B))
+            return leaves[A], leaves[B]
+
+        forwards: dict[nn.Module, Any] = {}
+        for layer in self._body:
+            given = [each for key, _ in shares for each in matrices(layer, key)]
+            scales = [(count, layer.scaling.get(key, 0.0)) for key, count in shares]
+            forwards[layer] = partial(_shared, layer.base_layer, scales, given)
+        with replaced_forwards(forwards):
+            yield leaves
 
 
 def _shared(

@@ -30,7 +30,7 @@ from vox_torch.forward import Loss, Padded, Together
 from vox_torch.inject import Adapters, require_every_weight
 from vox_torch.layout import Part, Scores, halves, in_rows, joined, scored_of, whole
 from vox_torch.load import SMALLER, TorchModel
-from vox_torch.lora import can_share, fuse, sharing
+from vox_torch.lora import Sharing, fuse
 from vox_torch.memory import Shortage, give_back
 from vox_torch.optimizer import MasterAdamW
 from vox_torch.profile import DeviceProfile, set_threads, wants_rows
@@ -38,8 +38,9 @@ from vox_torch.ranks import Ranks
 from vox_torch.shards import Shards
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    import torch
     from torch import nn
     from transformers import PreTrainedModel
 
@@ -78,6 +79,7 @@ class TorchTrainer(TorchModel, Trainer):
         self._scales = _FLOAT16_SCALES if job.plan.dtype == "fp16" else (1.0,)
         self._learners: dict[str, MasterAdamW] = {}
         self._fused = True
+        self._sharing: Sharing | None = None
         set_threads(job.plan.tuning)
         self._ranks = Ranks(context.world) if context.world.size > 1 else None
         self._shards = Shards(self._ranks) if self._ranks and job.shard else None
@@ -128,7 +130,7 @@ class TorchTrainer(TorchModel, Trainer):
         return self.accumulate(replace(batch, weights_T=once.weights_T), seed, learner)
 
     def accumulate_all(self, calls: Sequence[Accumulate]) -> list[Floats]:
-        if self._can_share([learner for _, _, learner, _ in calls]):
+        if self._can_share(calls):
             calls = [(*call, weigh and _Once(weigh)) for *call, weigh in calls]
             found = self._attempt(partial(self._gradients, calls))
             if found is not None:
@@ -194,7 +196,7 @@ class TorchTrainer(TorchModel, Trainer):
         return self._attach(name, state)
 
     def _modules_changed(self) -> None:
-        self._dropout = None
+        self._dropout = self._sharing = None
         self._read_again()
         if self._fused:
             fuse(self._adapters.base)
@@ -301,39 +303,70 @@ class TorchTrainer(TorchModel, Trainer):
         optimizer.collect(1 / scale)
         return scores
 
-    def _can_share(self, learners: Sequence[str]) -> bool:
-        """Whether the base can compute batches of several learners in one pass."""
-        alone = len({*learners}) < max(2, len(learners)) or self._ranks or self._memory.met
+    def _can_share(self, calls: Sequence[Accumulate]) -> bool:
+        """Whether the base can compute these batches of several learners in one pass."""
+        learners = {learner for _, _, learner, _ in calls}
+        alone = len(learners) < max(2, len(calls)) or self._ranks or self._memory.met
         if alone or len(self._scales) > 1 or not isinstance(self._loss, Together):
             return False
-        return can_share(self._adapters.base, [self._adapters.key(each) for each in learners])
+        if len({batch.targets_T.shape[1:] for batch, *_ in calls}) > 1:
+            return False
+        if self._sharing is None:
+            self._sharing = Sharing(self._adapters.base)
+        return all(self._sharing.fits(self._adapters.key(each)) for each in learners)
 
     def _gradients(self, calls: Sequence[Accumulate]) -> list[Floats]:
-        """Add the gradients of several learners. Each computes its own head and low-rank products;
-        the products with the base's body are those of all tokens."""
-        loss, body = self._loss, self._adapters.base.base_model
+        """Add the gradients of several learners. Each computes its own low-rank products, and a
+        head that it trains; the other products are those of all tokens."""
+        loss, sharing = self._loss, self._sharing
         assert isinstance(loss, Together)
-        batches, _, learners, weighs = zip(*calls, strict=True)
+        assert sharing is not None
+        batches, _, learners, _ = zip(*calls, strict=True)
         counts = [len(each.tokens_T) for each in batches]
-        keys = [str(self._adapters.key(each)) for each in learners]
+        keys = [self._adapters.key(each) for each in learners]
         self._set_up(learners[0], documents=True, dropout=True)
-        found = []
-        with sharing(body, list(zip(keys, counts, strict=True))) as leaves:
+        found: dict[str, Floats] = {}
+        with sharing.computing([(str(k), n) for k, n in zip(keys, counts, strict=True)]) as leaves:
             hidden_TH = loss.body(joined(batches))
             leaf_TH = hidden_TH.detach().requires_grad_()
-            parts = zip(learners, batches, weighs, leaf_TH.split(counts), strict=True)
-            for learner, batch, weigh, own_TH in parts:
-                self._select(learner, dropout=True)
-                scored = scored_of(batch, self._device)
-                of_batch, scores = loss.head(own_TH, batch, scored, weigh=weigh)
-                of_batch.backward()
-                found.append(scores.spread(len(batch.tokens_T)))
+            heads: dict[object, list[tuple[Accumulate, torch.Tensor]]] = {}
+            for call, key, own_TH in zip(calls, keys, leaf_TH.split(counts), strict=True):
+                head = call[3] is None if sharing.only_body(key) else key
+                heads.setdefault(head, []).append((call, own_TH))
+            for some in heads.values():
+                found.update(self._head_gradients(loss, some))
             hidden_TH.backward(leaf_TH.grad)
         for parameter, leaf in leaves.items():
             parameter.grad = leaf.grad
         for learner in learners:
             self._learners[learner].collect(1.0)
-        return found
+        return [found[learner] for learner in learners]
+
+    def _head_gradients(
+        self, loss: Together, calls: Sequence[tuple[Accumulate, torch.Tensor]]
+    ) -> Iterator[tuple[str, Floats]]:
+        """Take the gradients with respect to the hidden states of calls, in one pass over the head;
+        return the log-probabilities by learner."""
+        import numpy as np
+        import torch
+
+        given, hidden = zip(*calls, strict=True)
+        batches, _, learners, weighs = zip(*given, strict=True)
+        ends = np.cumsum([len(each.tokens_T) for each in batches])[:-1]
+        batch = joined(batches)
+
+        def weigh(log_probs_T: Floats) -> Floats:
+            parts = zip(weighs, np.split(log_probs_T, ends), strict=True)
+            return np.concatenate([each(part_T) for each, part_T in parts])
+
+        self._select(learners[0], dropout=True)
+        scored = scored_of(batch, self._device)
+        of_batch, scores = loss.head(
+            torch.cat(hidden), batch, scored, weigh=weigh if weighs[0] else None
+        )
+        of_batch.backward()
+        log_probs_T = scores.spread(len(batch.tokens_T))
+        return zip(learners, np.split(log_probs_T, ends), strict=True)
 
 
 class _Once:

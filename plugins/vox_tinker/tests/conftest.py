@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,15 +60,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def url(base: Path, runs: Path) -> Iterator[str]:
+def served(base: Path) -> Iterator[Served]:
     from vox_tinker.server import opened
 
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+    settings = TrainSettings(backend="cpu", dtype="fp32")
+    with opened("tiny", str(base), settings, lambda _: None) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def url(served: Served, runs: Path) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINKER_TELEMETRY", "0")
         patch.setenv("TINKER_API_KEY", KEY)
-        settings = TrainSettings(backend="cpu", dtype="fp32")
-        served = stack.enter_context(opened("tiny", str(base), settings, lambda _: None))
-        yield stack.enter_context(running({"tiny": served}, runs))
+        with running({"tiny": served}, runs) as found:
+            yield found
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ class Raw:
     """Requests of a training client."""
 
     def __init__(self, url: str, model_id: str) -> None:
-        self._http = httpx.Client(base_url=url + "/api/v1", headers={"X-API-Key": KEY})
+        own = {"X-API-Key": KEY}
+        self._http = httpx.Client(base_url=url + "/api/v1", headers=own, timeout=120)
         self.model_id = model_id
 
     def __enter__(self) -> Self:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vox_core.contract import Batch
 from vox_tinker.engine import Engine, Steps
+
+if TYPE_CHECKING:
+    import pytest
 
 MOST = 10
 
@@ -34,14 +39,17 @@ class Trainer:
         return [len(batch.tokens_T) for batch, *_ in calls]
 
 
-def computed(jobs: Sequence[tuple[str, tuple[int, ...] | None]]) -> tuple[Trainer, list[object]]:
-    """Queue jobs while the engine waits; a pass has the tokens of its batches, a step None."""
-    trainer, told, done = Trainer(), list[object](), threading.Event()
-    base: Any = SimpleNamespace(
+def base(trainer: Trainer) -> Any:
+    return SimpleNamespace(
         trainer=trainer,
         generator=SimpleNamespace(rows=lambda log_probs: None),
         plan=SimpleNamespace(micro_batch_tokens=MOST),
     )
+
+
+def computed(jobs: Sequence[tuple[str, tuple[int, ...] | None]]) -> tuple[Trainer, list[object]]:
+    """Queue jobs while the engine waits; a pass has the tokens of its batches, a step None."""
+    trainer, told, done = Trainer(), list[object](), threading.Event()
 
     def passing(name: str, sizes: tuple[int, ...]) -> Steps:
         try:
@@ -52,7 +60,7 @@ def computed(jobs: Sequence[tuple[str, tuple[int, ...] | None]]) -> tuple[Traine
         except ValueError:
             told.append((name, "failed"))
 
-    with closing(Engine(base)) as engine:
+    with closing(Engine(base(trainer))) as engine:
         begin = threading.Event()
         engine.run(lambda: begin.wait() and None)
         for name, sizes in jobs:
@@ -76,6 +84,37 @@ def test_passes_of_several_clients_are_taken_together_and_in_the_order_of_each()
 def test_more_tokens_than_a_micro_batch_are_taken_one_after_another() -> None:
     trainer, _ = computed([("a", (6,)), ("b", (4,)), ("c", (1,)), ("d", (30,))])
     assert trainer.groups == [["a", "b"], ["c"], ["d"]]
+
+
+def test_a_pass_waits_for_the_clients_of_the_last_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for long, since they may have ended."""
+    trainer = Trainer()
+
+    def passing(name: str, done: Callable[[], object] = lambda: None) -> Steps:
+        yield call(name, 1)
+        done()
+
+    def ran(engine: Engine, name: str, done: Callable[[], object] = lambda: None) -> None:
+        engine.run(partial(passing, name, done), name, joins=True)
+        while engine._jobs:  # taken from the queue
+            time.sleep(0.001)
+
+    with closing(Engine(base(trainer))) as engine:
+        begin, done = threading.Event(), [threading.Event() for _ in range(3)]
+        engine.run(lambda: begin.wait() and None)
+        for name in ("a", "b"):
+            engine.run(partial(passing, name), name, joins=True)
+        engine.run(done[0].set)
+        begin.set()
+        assert done[0].wait(60)
+        monkeypatch.setattr("vox_tinker.engine.LINGER_SECONDS", 60)
+        ran(engine, "a")
+        ran(engine, "b", done[1].set)
+        assert done[1].wait(60)
+        monkeypatch.setattr("vox_tinker.engine.LINGER_SECONDS", 0)
+        ran(engine, "a", done[2].set)
+        assert done[2].wait(60)
+    assert trainer.groups == [["a", "b"], ["a", "b"], ["a"]]
 
 
 def test_a_failure_is_each_client_s_own() -> None:

@@ -25,6 +25,9 @@ Call: TypeAlias = "tuple[Batch, int, str, Weigh | None]"
 """Arguments of `Trainer.accumulate`."""
 Steps: TypeAlias = "Generator[Call, Floats, None]"
 """Yields calls of `Trainer.accumulate`, and is sent their log-probabilities; must not raise."""
+LINGER_SECONDS = 0.02
+"""Time that a pass waits for those of the clients that it was computed with before, whose next
+requests may be on their way."""
 log = logging.getLogger("vox_tinker")
 
 
@@ -62,12 +65,12 @@ class Engine:
     """Computes until it is closed."""
 
     def __init__(self, base: TrainingBase) -> None:
-        self.waiting = 0
         generator: Rows = base.generator
         self._trainer, self._most = base.trainer, base.plan.micro_batch_tokens
         self._rows, self._numbers = generator.rows(log_probs=True), itertools.count()
         self._generator = generator
         self._jobs: deque[Job] = deque()
+        self._joined: set[str] = set()
         self._queue: deque[Row] = deque()
         self._running: dict[int, Row] = {}
         self._changed, self._closing = Condition(), False
@@ -114,12 +117,17 @@ class Engine:
             found, seen = [self._jobs.popleft()], {""}
             if found[0].joins:
                 seen.add(found[0].owner)
+                self._changed.wait_for(
+                    lambda: self._joined <= seen | {each.owner for each in self._jobs},
+                    LINGER_SECONDS,
+                )
                 for job in [each for each in self._jobs if each.owner not in seen]:
                     if job.owner not in seen:
                         self._jobs.remove(job)
                         found.append(job)
                     if job.joins:
                         seen.add(job.owner)
+                self._joined = seen - {""}
             return found
 
     def _accumulate(self, started: Sequence[Steps | None]) -> None:
