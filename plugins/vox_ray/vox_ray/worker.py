@@ -158,7 +158,7 @@ def _watch(rank: Rank, task: Task, folder: Path) -> bool:
             rank.process.wait()
             return True
         while sent < signals.stat().st_size:
-            rank.send(signal.SIGINT)
+            rank.send(signal.SIGTERM)  # Ray blocks SIGINT in its workers and their children
             sent += 1
         ended = [record for record in records(folder, task.processes).values() if record["error"]]
         if ended and end == float("inf"):
