@@ -2,7 +2,7 @@
 
     python3 -m venv ENV
     ENV/bin/pip install -c constraints.txt torch==2.13.0 trl==1.16 peft transformers
-    .venv/bin/python benchmarks/dpo_speed.py --trl ENV/bin/python [--rounds 3] [--steps 5]
+    .venv/bin/python -m benchmarks.dpo_speed --trl ENV/bin/python [--rounds 3] [--steps 5]
 
 SmolLM2-135M in bfloat16, one epoch over the same pairs in steps of 8, LoRA of rank 16 on all linear
 layers. TRL has its defaults, then its best settings (`trl_dpo.py`); vox has its own (`vox_dpo.py`),
@@ -29,10 +29,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.training import machine
 from vox_core import models
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs/guide"
@@ -110,6 +112,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--cpu", action="store_true", help="by processor time, in one thread")
+    parser.add_argument("--out", type=Path, help="file for the section of docs/benchmarks.md")
     given = parser.parse_args()
     model = str(models.resolve(given.model).path)
     found = []
@@ -123,32 +126,52 @@ def main() -> None:
             clock="cpu" if given.cpu else "time",
             scratch=scratch,
         )
-        for _ in range(given.rounds):
+        for number in range(given.rounds):
+            print(f"DPO: round {number + 1} of {given.rounds}", file=sys.stderr, flush=True)
             found.append(
                 {
-                    "TRL": measured(given.trl, "trl_dpo.py"),
-                    "TRL at its best": measured(given.trl, "trl_dpo.py", options=("best",)),
                     "vox": measured(sys.executable, "vox_dpo.py"),
                     "vox, two passes": measured(
                         sys.executable, "vox_dpo.py", options=("two-pass",)
                     ),
+                    "trl": measured(given.trl, "trl_dpo.py"),
+                    "trl-best": measured(given.trl, "trl_dpo.py", options=("best",)),
                 }
             )
-            for name, each in found[-1].items():
-                print(
-                    f"{name:<16} {each.speed:6.0f} tokens/s, {each.with_reference:6.0f} with the "
-                    f"reference, peak memory {each.memory / 1e9:.2f} GB",
-                    flush=True,
-                )
-    ratios = {
-        "vox to TRL": [each["vox"].speed / each["TRL"].speed for each in found],
-        "with the reference": [each["vox"].with_reference / each["TRL"].speed for each in found],
-        "vox to TRL's best": [each["vox"].speed / each["TRL at its best"].speed for each in found],
-        "one pass to two": [each["vox"].speed / each["vox, two passes"].speed for each in found],
-        "memory, vox to TRL": [each["vox"].memory / each["TRL"].memory for each in found],
-    }
-    for name, each in ratios.items():
-        print(f"{name:<20} {statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})")
+    made = section(found, given)
+    print(made)
+    if given.out:
+        given.out.write_text(made)
+
+
+def section(rounds: Sequence[Mapping[str, Run]], given: argparse.Namespace) -> str:
+    """Format all rounds as a section of docs/benchmarks.md."""
+    described = machine.describe("cpu", len(os.sched_getaffinity(0)))
+    lines = [
+        "## DPO",
+        "",
+        f"`benchmarks/dpo_speed.py`, {given.model} in bfloat16, {described['cpu']}, "
+        f"{described['threads']} threads: {len(rounds)} rounds of {given.steps} steps with {BATCH} "
+        "pairs. Tokens per second without the reference (a second run or epoch), and with it (one "
+        "epoch).",
+        "",
+        "| trainer | tokens/s | vox speedup | with the reference | vox speedup | peak memory |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in rounds[0]:
+        runs = [each[name] for each in rounds]
+        ahead = [each["vox"].speed / each[name].speed for each in rounds]
+        once = [each["vox"].with_reference / each[name].with_reference for each in rounds]
+        cells = [
+            name,
+            f"{statistics.median(one.speed for one in runs):,.0f}",
+            f"{statistics.median(ahead):.2f} ({min(ahead):.2f} to {max(ahead):.2f})",
+            f"{statistics.median(one.with_reference for one in runs):,.0f}",
+            f"{statistics.median(once):.2f} ({min(once):.2f} to {max(once):.2f})",
+            f"{max(one.memory for one in runs) / 1e9:.2f} GB",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

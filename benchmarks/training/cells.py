@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Literal
 
 from benchmarks.training.documents import Data
 from vox_core.contract import DType, Quant
@@ -29,11 +30,12 @@ class Cell:
     per_step: int = 8
     row_tokens: int = 2048
     quant: Quant = "none"
+    method: Literal["lora", "full"] = "lora"
 
     @property
     def id(self) -> str:
         kind = self.dtype if self.quant == "none" else self.quant
-        return f"{self.model}/{kind}/{self.data}"
+        return f"{self.model}/{kind}/{self.data}" + ("/full" if self.method == "full" else "")
 
 
 SORTED = "loop-sorted"
@@ -50,7 +52,8 @@ def cpu(*, quick: bool) -> list[Cell]:
     if quick:
         model = "smollm2-135m-real"
         chat = Cell(model, "bf16", "chat", TORCH, rounds, steps)
-        return [tiny, chat, Cell(model, "bf16", "mixed", TORCH, 1, steps, per_step=4)]
+        full = Cell(model, "bf16", "chat", TORCH[:3], 1, steps, method="full")
+        return [tiny, chat, Cell(model, "bf16", "mixed", TORCH, 1, steps, per_step=4), full]
     return [tiny, *_cpu_models(rounds, steps)]
 
 
@@ -60,6 +63,8 @@ def _cpu_models(rounds: int, steps: int) -> Iterable[Cell]:
         # MLX multiplies bfloat16 in a scalar loop on Linux, so it is measured in float32.
         yield Cell(real, "fp32", data, TORCH + _mlx(), rounds, steps)
         yield Cell(real, "bf16", data, TORCH, rounds, steps)
+    for data in ("chat", "mixed"):
+        yield Cell(real, "bf16", data, TORCH[:3], rounds, steps, method="full")
     yield Cell(real, "bf16", "rows-4096", TORCH, rounds, steps, per_step=2)
     yield Cell("smollm2-360m", "bf16", "mixed", TORCH, rounds, steps)
     yield Cell("qwen2.5-0.5b", "bf16", "mixed", TORCH, rounds, steps)

@@ -19,9 +19,10 @@ RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/benchmarks.md"
 
 METHOD = f"""# Benchmarks
 
-LoRA training in vox and in its peers, side by side: rank 16 on all linear modules of the body,
-AdamW, gradient clipping at 1. `python -m benchmarks.training.report` generates this page; do not
-edit it.
+Training in vox and in its peers, side by side: LoRA of rank 16 on all linear modules of the body,
+or all weights in cells that end in `full`; AdamW, gradient clipping at 1.
+`python -m benchmarks.training.report` generates this page from `benchmarks/results`; do not edit
+it.
 
 **Same work.** In each cell, every trainer gets the same token ids in the same optimizer steps,
 the same initial adapter, learning rates and number of threads. Rounds are interleaved, and each
@@ -30,8 +31,8 @@ command line here.
 
 **Same results.** A trainer, vox included, is *void* unless the loss of every step matches
 transformers and PEFT in float32 on the same device with one example at a time: to 1e-4 in
-float32, and to 1 % in bfloat16 (whose own rounding is 0.2 %). The norm of the trained adapter is
-checked too.
+float32, and to 1 % in bfloat16 (whose own rounding is 0.2 %). The norm of the trained adapter, or
+of what all weights changed by, is checked too.
 
 | column | meaning |
 | --- | --- |
@@ -42,7 +43,8 @@ checked too.
 | of peak | FLOP/s, relative to this machine's matrix products in the same round (see below) |
 | loss error | largest relative difference of a step's loss from the float32 reference |
 
-An example of L tokens, S of them trained, counts as {FORMULA} FLOP. *of peak* divides the
+An example of L tokens, S of them trained, counts as {FORMULA} FLOP; with all
+weights trained, 6 instead of 4. *of peak* divides the
 trainer's FLOP/s by what the machine reaches when it multiplies matrices of the model's shapes in
 the same dtype.
 
@@ -54,7 +56,8 @@ the same dtype.
 | `loop-sorted` | the same, all examples of the run sorted by length, then cut into steps |
 | `mlx-lm` | its own training function, loss and optimizer corrected, the BLAS of `vox-mlx` |
 
-On a GPU without flash attention, `trl-best` pads and groups examples by length, because
+In `full` cells, `loop` and `loop-sorted` have float32 weights and autocast to bfloat16. On a GPU
+without flash attention, `trl-best` pads and groups examples by length, because
 padding-free batches would need a mask of all tokens by all tokens.
 
 Below each table are each trainer's attention implementation and batch layout. Models ending in
@@ -63,9 +66,13 @@ random tokens.
 """
 
 
-def page(results: Iterable[Json]) -> str:
-    """The whole page. Pure."""
-    return "\n".join([METHOD, *map(_section, results)])
+def page(results: Iterable[Json], others: Iterable[str] = ()) -> str:
+    """The whole page. Pure.
+
+    Args:
+        others: sections of other benchmarks, in Markdown.
+    """
+    return "\n".join([METHOD, *map(_section, results), *others])
 
 
 def _section(result: Json) -> str:
@@ -97,7 +104,8 @@ def _cell(cell: Json) -> list[str]:
 def write() -> Path:
     """Write the page; returns where."""
     results = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
-    PAGE.write_text(page(r for r in results if r.get("benchmark") == KIND))
+    others = [file.read_text() for file in sorted(RESULTS.glob("*.md"))]
+    PAGE.write_text(page((r for r in results if r.get("benchmark") == KIND), others))
     return PAGE
 
 

@@ -55,7 +55,7 @@ class Bench:
         return Measured(
             cell=cell,
             tokens=documents.tokens(steps),
-            flop=step_flop(models.shape_of(cell.model), steps),
+            flop=step_flop(models.shape_of(cell.model), steps, cell.method),
             reference=reference,
             tolerance=gate.TOLERANCE[cell.dtype],
             rounds=rounds,
@@ -68,7 +68,7 @@ class Bench:
         made = documents.sorted_by_length(steps)
         told = _for_trainer(task, SORTED)
         documents.write(Path(told.documents), made)
-        flop = step_flop(models.shape_of(cell.model), made)
+        flop = step_flop(models.shape_of(cell.model), made, cell.method)
         return Work(documents.tokens(made), flop, self._reference(cell, told))
 
     def _prepare(self, cell: Cell) -> tuple[Task, Steps]:
@@ -97,6 +97,7 @@ class Bench:
             rank=ADAPTER.rank,
             alpha=ADAPTER.alpha,
             seed=SEED,
+            method=cell.method,
         )
         return task, steps
 
@@ -104,7 +105,8 @@ class Bench:
         """The plain loop in float32, each document by itself, or why it failed; the same for every
         dtype of a model and its data."""
         order = Path(task.documents).stem
-        key = f"{cell.model}/{cell.quant}/{cell.data}/{order}/{cell.steps}/{cell.per_step}"
+        work = f"{cell.method}/{cell.steps}/{cell.per_step}"
+        key = f"{cell.model}/{cell.quant}/{cell.data}/{order}/{work}"
         if key not in self._references:
             self._say(f"{cell.id}: reference, {order}")
             told = replace(task, trainer="reference", dtype="fp32")

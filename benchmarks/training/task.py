@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from vox_core.contract import DType, OptimizerSpec, Quant
+from vox_core.contract import DType, Method, OptimizerSpec, Quant
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 
@@ -17,9 +17,9 @@ class Task:
     """A training from start to saved adapter.
 
     Args:
-        model, adapter: folders; `adapter` holds what training starts from, in PEFT's layout.
+        model, adapter: folders; `adapter` holds what LoRA training starts from, in PEFT's layout.
         documents: file of documents.py.
-        out: folder for the trained adapter.
+        out: folder for the trained adapter or model.
         lrs: the rate of each step; the same for everybody.
         row_tokens: what a trainer that may choose computes at once.
         rank, alpha: of the adapter, as its folder says too.
@@ -39,6 +39,7 @@ class Task:
     rank: int
     alpha: float
     seed: int
+    method: Method = "lora"
 
     def write(self, file: Path) -> None:
         file.write_text(json.dumps(asdict(self)))
@@ -56,8 +57,8 @@ class Answer:
 
     Args:
         marks: when each step was done, its loss known.
-        saved: when the adapter was on the disk.
-        moved: norm of all B together, which begin at 0.
+        saved: when the adapter or model was on the disk.
+        moved: norm of all B together, which begin at 0; with the method `full`, of what changed.
         memory: bytes, by kind: `rss`, and on a GPU `allocated` and `reserved`; peaks.
         attention, layout: how it computed: by which function, and how documents lay in rows.
     """

@@ -42,7 +42,7 @@ def main(task_file: str, answer_file: str, started: str) -> None:
         losses=diary.losses,
         marks=marks,
         saved=saved,
-        moved=moved(Path(task.out)),
+        moved=moved(task),
         memory=peaks,
         attention=diary.attention,
         layout=diary.layout,
@@ -50,13 +50,20 @@ def main(task_file: str, answer_file: str, started: str) -> None:
     answer.write(Path(answer_file))
 
 
-def moved(folder: Path) -> float:
-    """The norm of all B of the adapter that was saved, in PEFT's layout or in mlx-lm's."""
+def moved(task: Task) -> float:
+    """The norm of all B of the adapter that was saved, in PEFT's layout or in mlx-lm's; with the
+    method `full`, of what the weights changed by."""
     import numpy as np
 
-    from vox_core.weights import SafetensorsFile
+    from vox_core.weights import SafetensorsFile, WeightFolder
 
-    file = SafetensorsFile(next(folder.glob("adapter*.safetensors")))
+    if task.method == "full":
+        before, after = WeightFolder(Path(task.model)), WeightFolder(Path(task.out))
+        changes = (
+            after.read(name).astype(np.float64) - before.read(name) for name in before.tensors
+        )
+        return float(np.sqrt(sum(np.square(change).sum() for change in changes)))
+    file = SafetensorsFile(next(Path(task.out).glob("adapter*.safetensors")))
     parts = [
         file.read(name).astype(np.float64) for name in file.tensors if "lora_b" in name.lower()
     ]

@@ -10,12 +10,13 @@ from benchmarks.training.task import Task
 if TYPE_CHECKING:
     import torch
     from peft import PeftModel
+    from transformers import PreTrainedModel
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
-def adapted(task: Task, dtype: str, *, adapter_as_base: bool) -> PeftModel:
-    """The base with the adapter to start from, on the device.
+def learner(task: Task, dtype: str, *, adapter_as_base: bool) -> PreTrainedModel | PeftModel:
+    """The base on the device, with the adapter to start from; alone with the method `full`.
 
     Args:
         dtype: of the base's weights; of a quantised base, of those that are not quantised.
@@ -33,12 +34,14 @@ def adapted(task: Task, dtype: str, *, adapter_as_base: bool) -> PeftModel:
         device_map={"": task.device},
         **_quantised(task),
     )
+    if task.method == "full":
+        return base
     return PeftModel.from_pretrained(
         base, task.adapter, is_trainable=True, autocast_adapter_dtype=not adapter_as_base
     )
 
 
-def adamw(task: Task, model: PeftModel) -> torch.optim.AdamW:
+def adamw(task: Task, model: PreTrainedModel | PeftModel) -> torch.optim.AdamW:
     """Return torch's fused AdamW, the default of transformers, too."""
     import torch
 
@@ -94,10 +97,9 @@ def padding_free(task: Task) -> bool:
     return task.device == "cpu" or _attention(task) == "flash_attention_2"
 
 
-def attention_of(model: PeftModel) -> str:
+def attention_of(model: PreTrainedModel | PeftModel) -> str:
     """Return the attention that the base was loaded with."""
-    base: Any = model.get_base_model()
-    return str(base.config._attn_implementation)
+    return str(model.config._attn_implementation)
 
 
 def quantisation(task: Task) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """transformers and PEFT in a plain loop: weights and adapter in one dtype, documents sorted by
-length and padded in groups, transformers' own loss.
+length and padded in groups, transformers' own loss. With the method `full`, weights in float32 and
+autocast to the dtype: in bfloat16 alone, most updates would be lost.
 
 `loop` trains on the documents of each step. As `loop-sorted` it is given steps of documents of one
 length, so that it pads almost nothing; its losses are those of other steps than vox's, and have a
@@ -19,17 +20,19 @@ import torch
 
 from benchmarks.training import documents
 from benchmarks.training.task import Diary, Task
-from benchmarks.training.trainers.base import adamw, adapted, attention_of, groups_by_length
+from benchmarks.training.trainers.base import adamw, attention_of, groups_by_length, learner
 
 if TYPE_CHECKING:
     from peft import PeftModel
+    from transformers import PreTrainedModel
 
 IGNORED = -100
 Rows = list[tuple[list[int], list[int]]]
 
 
 def train(task: Task, diary: Diary) -> None:
-    model = adapted(task, task.dtype, adapter_as_base=True)
+    dtype = "fp32" if task.method == "full" else task.dtype
+    model = learner(task, dtype, adapter_as_base=True)
     model.train()
     diary.attention, diary.layout = attention_of(model), "padded rows grouped by length"
     if task.trainer == "reference":
@@ -47,12 +50,15 @@ def train(task: Task, diary: Diary) -> None:
     model.save_pretrained(task.out)
 
 
-def _backward(model: PeftModel, step: Rows, task: Task) -> torch.Tensor:
+def _backward(model: PreTrainedModel | PeftModel, step: Rows, task: Task) -> torch.Tensor:
     """Gradients of a step; its loss."""
     total = sum(sum(weights) for _, weights in step)
     loss = torch.zeros((), device=task.device)
+    mixed = task.method == "full" and task.dtype == "bf16"
     for group in _groups(step, task):
-        share = model(**_padded([step[i] for i in group], task.device), num_items_in_batch=total)
+        rows = _padded([step[i] for i in group], task.device)
+        with torch.autocast(task.device, torch.bfloat16, enabled=mixed):
+            share = model(**rows, num_items_in_batch=total)
         share.loss.backward()
         loss += share.loss.detach()
     return loss

@@ -28,10 +28,10 @@ from benchmarks.training import documents
 from benchmarks.training.task import Diary, Task
 from benchmarks.training.trainers.base import (
     adamw,
-    adapted,
     attention_of,
     cut_to,
     groups_by_length,
+    learner,
     padding_free,
 )
 
@@ -44,7 +44,7 @@ def train(task: Task, diary: Diary) -> None:
     steps = documents.read(Path(task.documents))
     batches, per_step = _batches([[len(t) for t, _ in s] for s in steps], task, best)
     # TRL's default weights are float32, whatever it computes in.
-    model = adapted(task, task.dtype if best else "fp32", adapter_as_base=best)
+    model = learner(task, task.dtype if best else "fp32", adapter_as_base=best)
     diary.attention, diary.layout = attention_of(model), _layout(task, best)
     optimizer = adamw(task, model)
     rates = [lr / task.lrs[0] for lr in task.lrs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -11,10 +12,12 @@ import numpy as np
 from benchmarks.training import documents
 from benchmarks.training.models import model_type
 from benchmarks.training.task import Diary, Task
+from vox_core.adapter.initial import initial_adapter
 from vox_core.adapter.peft import read_adapter, write_adapter
-from vox_core.adapter.targets import linear_modules, select_targets
+from vox_core.adapter.targets import linear_modules, select_targets, trained_parameters
 from vox_core.contract import (
     AdapterSpec,
+    AdapterState,
     DataIdentity,
     Event,
     ExecutionPlan,
@@ -33,6 +36,7 @@ from vox_core.data.encode import Document
 from vox_core.host import Request, Selection, choose
 from vox_core.host.load import Context
 from vox_core.run.learner import Learner
+from vox_core.run.plan import has_tied_head
 from vox_core.weights import WeightFolder
 
 _END_TO_END = ("vox's own", "documents end to end")
@@ -44,7 +48,7 @@ def train(task: Task, diary: Diary) -> None:
     backend, selection = choose(_request(task))
     steps = _documents(task)
     plan = _plan(task, selection, [d for step in steps for d in step])
-    start = TrainState(0, read_adapter(Path(task.adapter)))
+    start = TrainState(0, _start(task, plan))
     made = [_step(task, index, step) for index, step in enumerate(steps)]
     job = TrainJob(plan, Path(task.model), probe_document(made[0].batches))
 
@@ -65,8 +69,25 @@ def train(task: Task, diary: Diary) -> None:
             if isinstance(done, StepDone):
                 diary.step(done.loss)
         trained = learner.state()
+        if task.method == "full":  # the trainer reads them one by one
+            _write_model(task, plan, trained.adapter)
+            return
     linear = linear_modules(WeightFolder(Path(task.model)).tensors, model_type(Path(task.model)))
     write_adapter(Path(task.out), trained.adapter, base=task.model, modules=linear)
+
+
+def _start(task: Task, plan: ExecutionPlan) -> AdapterState:
+    if task.method == "lora":
+        return read_adapter(Path(task.adapter))
+    read = WeightFolder(Path(task.model)).read
+    return initial_adapter({}, plan.contract.adapter, task.seed, read, plan.saved)
+
+
+def _write_model(task: Task, plan: ExecutionPlan, trained: AdapterState) -> None:
+    from safetensors.numpy import save_file
+
+    tensors = {plan.saved[name]: value for name, value in trained.tensors().items()}
+    save_file(tensors, Path(task.out) / "model.safetensors")
 
 
 def _request(task: Task) -> Request:
@@ -75,7 +96,7 @@ def _request(task: Task) -> Request:
         operation="train",
         quant=task.quant,
         dtype=task.dtype,
-        method="lora",
+        method=task.method,
         model_type=model_type(Path(task.model)),
         explicit=backend,
         allow_cpu=True,
@@ -107,8 +128,14 @@ def _packing(task: Task) -> Packing:
 def _plan(task: Task, selection: Selection, all_documents: list[Document]) -> ExecutionPlan:
     folder = Path(task.model)
     family = model_type(folder)
-    adapter = AdapterSpec("lora", task.rank, task.alpha, 0.0, ("all-linear",))
-    linear = linear_modules(WeightFolder(folder).tensors, family)
+    tensors = WeightFolder(folder).tensors
+    adapter, modules, saved = AdapterSpec("full", 0, 0.0, 0.0, ()), {}, {}
+    if task.method == "full":
+        tied = has_tied_head(json.loads((folder / "config.json").read_text()))
+        saved = trained_parameters(tensors, family, (), tied=tied)
+    else:
+        adapter = AdapterSpec("lora", task.rank, task.alpha, 0.0, ("all-linear",))
+        modules = select_targets(linear_modules(tensors, family), adapter.targets)
     longest = max(len(document) for document in all_documents)
     contract = FineTuneContract(
         model=ModelIdentity(None, family, "", ""),
@@ -128,7 +155,8 @@ def _plan(task: Task, selection: Selection, all_documents: list[Document]) -> Ex
         device=task.device,
         dtype=task.dtype,
         micro_batch_tokens=task.row_tokens,
-        modules=select_targets(linear, adapter.targets),
+        modules=modules,
+        saved=saved,
         eval_every=0,
         save_every=0,
         longest=longest,
