@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--cpu", action="store_true", help="by processor time, in one thread")
+    parser.add_argument("--quick", action="store_true", help="without vox in two passes")
     parser.add_argument("--out", type=Path, help="file for the section of docs/benchmarks.md")
     given = parser.parse_args()
     model = str(models.resolve(given.model).path)
@@ -128,16 +129,13 @@ def main() -> None:
         )
         for number in range(given.rounds):
             print(f"DPO: round {number + 1} of {given.rounds}", file=sys.stderr, flush=True)
-            found.append(
-                {
-                    "vox": measured(sys.executable, "vox_dpo.py"),
-                    "vox, two passes": measured(
-                        sys.executable, "vox_dpo.py", options=("two-pass",)
-                    ),
-                    "trl": measured(given.trl, "trl_dpo.py"),
-                    "trl-best": measured(given.trl, "trl_dpo.py", options=("best",)),
-                }
-            )
+            runs = {"vox": measured(sys.executable, "vox_dpo.py")}
+            if not given.quick:
+                two = measured(sys.executable, "vox_dpo.py", options=("two-pass",))
+                runs["vox, two passes"] = two
+            runs["trl"] = measured(given.trl, "trl_dpo.py")
+            runs["trl-best"] = measured(given.trl, "trl_dpo.py", options=("best",))
+            found.append(runs)
     made = section(found, given)
     print(made)
     if given.out:
@@ -151,9 +149,9 @@ def section(rounds: Sequence[Mapping[str, Run]], given: argparse.Namespace) -> s
         "## DPO",
         "",
         f"`benchmarks/dpo_speed.py`, {given.model} in bfloat16, {described['cpu']}, "
-        f"{described['threads']} threads: {len(rounds)} rounds of {given.steps} steps with {BATCH} "
-        "pairs. Tokens per second without the reference (a second run or epoch), and with it (one "
-        "epoch).",
+        f"{described['threads']} threads. Rounds: {len(rounds)}, of {given.steps} steps with "
+        f"{BATCH} pairs. Tokens per second without the reference (a second run or epoch), and with "
+        "it (one epoch).",
         "",
         "| trainer | tokens/s | vox speedup | with the reference | vox speedup | peak memory |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -53,4 +53,6 @@ def _processor() -> str:
     known = {key.strip(): value.strip() for key, value in fields.items()}
     flags = known.get("flags", "").split()
     kinds = [flag for flag in ("avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
-    return " ".join([known.get("model name", platform.processor()), *kinds])
+    name = known.get("model name", platform.processor())
+    family = f"family {known['cpu family']} model {known['model']}" if "cpu family" in known else ""
+    return " ".join([name, family, *kinds])
