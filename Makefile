@@ -80,7 +80,7 @@ lint: style
 # The peers are installed beside vox: what is compared are trainers, on the same torch.
 bench: $(VENV)/.installed-bench $(BLAS)
 	@$(BIN)/vox model pull smollm2-135m
-	$(BIN)/python -m benchmarks.dpo_speed --trl $(BIN)/python $(if $(QUICK),--rounds 1 --steps 2 --quick) --out benchmarks/results/dpo.md
+	$(BIN)/python -m benchmarks.dpo_speed --trl $(BIN)/python $(if $(QUICK),--rounds 1 --steps 2 --quick) --out benchmarks/results/dpo$(if $(QUICK),-quick).md
 	VOX_MLX_BLAS=$(BLAS) $(BIN)/python -m benchmarks.training $(if $(QUICK),--quick --name cpu-quick)
 
 clean:

@@ -9,9 +9,9 @@ layers. TRL has its defaults, then its best settings (`trl_dpo.py`); vox has its
 in one pass and in two. Each run is a new process, and they take turns in each round.
 
 Tokens are those of both conversations of a pair, without padding; their rate leaves out the first
-step. TRL computes the reference in each step; at its best before the first one, which its rate
-leaves out. vox computes it once, before the first step, and caches it: its rate is given without it
-(a second run, or a second epoch) and with it (one epoch).
+step. TRL computes the reference in each step; at its best, as vox, once, before the first one: its
+rate is given without it (a second epoch; for vox, which caches it, a second run) and with it (one
+epoch).
 Memory is the process's peak resident set.
 
 Rates are per second, or with `--cpu` per second of processor time, in one thread: for a machine
@@ -30,12 +30,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.training import machine
 from vox_core import models
+from vox_core.cli import SPIN_COUNT
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs/guide"
 BATCH, SEED = 8, 7
@@ -89,6 +91,8 @@ def run(
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": cache}
         if clock == "cpu":
             environment["OMP_NUM_THREADS"] = "1"
+        if script == "vox_dpo.py":
+            environment["GOMP_SPINCOUNT"] = SPIN_COUNT  # as the command line has it
         file = str(Path(__file__).with_name(script))
         command = [python, file, model, pairs, str(result), *options]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
@@ -145,8 +149,11 @@ def main() -> None:
 def section(rounds: Sequence[Mapping[str, Run]], given: argparse.Namespace) -> str:
     """Format all rounds as a section of docs/benchmarks.md."""
     described = machine.describe("cpu", len(os.sched_getaffinity(0)))
+    versions = ", ".join(f"{name} {number}" for name, number in machine.versions().items())
     lines = [
         "## DPO",
+        "",
+        f"{datetime.now(UTC):%Y-%m-%d}; {versions}.",
         "",
         f"`benchmarks/dpo_speed.py`, {given.model} in bfloat16, {described['cpu']}, "
         f"{described['threads']} threads. Rounds: {len(rounds)}, of {given.steps} steps with "

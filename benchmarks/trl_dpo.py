@@ -4,9 +4,10 @@
 
 It imports nothing of vox: ENV has TRL and PEFT. The adapter is vox's default; everything else is
 TRL's default: 8 pairs a step, bfloat16, gradient checkpointing, padding to the longest answer, the
-reference by disabling the adapter in each step. At its best it has bfloat16 weights, no gradient
-checkpointing, and the reference computed before the first step. RESULT gets the time, the processor
-seconds and the tokens, without padding, of each step.
+reference by disabling the adapter in each step. At its best it has weights and adapter in bfloat16
+without autocast, no gradient checkpointing, and the reference computed before the first step.
+RESULT gets the time, the processor seconds and the tokens, without padding, of each step; at its
+best, before them those at the start and at the end of the reference's log-probabilities.
 """
 
 from __future__ import annotations
@@ -18,22 +19,31 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import load_dataset
-from peft import LoraConfig
-from transformers import TrainerCallback
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import DPOConfig, DPOTrainer
 
 
 class Clock(TrainerCallback):
     """Record when a step ends, and how many tokens it had."""
 
-    def __init__(self) -> None:
-        self.tokens = 0
+    def __init__(self, before: bool) -> None:
+        self.tokens, self.before = 0, before
         self.steps: list[dict[str, float]] = []
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def mark(self) -> None:
         self.steps.append({"time": time.time(), "cpu": time.process_time(), "tokens": self.tokens})
         self.tokens = 0
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        if self.before:  # the reference has been computed
+            self.tokens = 0
+            self.mark()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.mark()
 
 
 def main() -> None:
@@ -41,9 +51,17 @@ def main() -> None:
     settings: dict[str, Any] = {
         "gradient_checkpointing": False,
         "precompute_ref_log_probs": True,
-        "model_init_kwargs": {"dtype": "bfloat16"},
+        "bf16": False,
     }
-    clock = Clock()
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    clock = Clock(bool(best))
+    if best:
+        base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+        given = {"model": get_peft_model(base, lora, autocast_adapter_dtype=False)}
+        given["processing_class"] = AutoTokenizer.from_pretrained(model)
+        clock.mark()
+    else:
+        given = {"model": model, "peft_config": lora}
 
     class Counting(DPOTrainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +70,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         trainer = Counting(
-            model=model,
+            **given,
             args=DPOConfig(
                 output_dir=scratch,
                 num_train_epochs=1,
@@ -64,9 +82,6 @@ def main() -> None:
                 **(settings if best else {}),
             ),
             train_dataset=load_dataset("json", data_files=pairs, split="train", cache_dir=scratch),
-            peft_config=LoraConfig(
-                r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
-            ),
             callbacks=[clock],
         )
         trainer.train()

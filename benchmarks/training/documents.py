@@ -33,10 +33,20 @@ Steps: TypeAlias = Sequence[Sequence[Document]]
 _LOG_NORMAL = {"chat": (3.98, 0.5, 16, 256), "mixed": (5.38, 0.95, 32, 2048)}
 
 
+# Steps of the data set that a run's documents are drawn from.
+_POOL = 100
+
+
 def make_steps(
     data: Data, vocabulary: int, steps: int, per_step: int, text_N: NDArray[np.int64] | None = None
 ) -> Steps:
-    """`steps` optimizer steps of `per_step` documents; pieces of `text_N` if there is one."""
+    """`steps` optimizer steps of `per_step` documents; pieces of `text_N` if there is one.
+
+    The first step, which is not counted, is drawn by itself. The documents of the others are those
+    that a loop over a data set of `_POOL` steps, sorted by length, would have together: every so
+    many of its steps, in the middle of equal parts. So the sorted steps of a short run pad as
+    little as those of a long one. They are shuffled here.
+    """
     random = generator("benchmark", data)
 
     def ids(length: int) -> NDArray[np.int64]:
@@ -44,19 +54,24 @@ def make_steps(
             return _repeating(random.integers(0, vocabulary, length), random.random(), random)
         return np.take(text_N, random.integers(len(text_N)) + np.arange(length), mode="wrap")
 
-    return [[_document(data, ids, random) for _ in range(per_step)] for _ in range(steps)]
+    def step() -> list[Document]:
+        return [_document(data, ids, random) for _ in range(per_step)]
+
+    first = step()
+    pool = sorted((document for _ in range(_POOL) for document in step()), key=len)
+    middles = [int((part + 0.5) * _POOL / (steps - 1)) for part in range(steps - 1)]
+    chosen = [d for at in middles for d in pool[at * per_step : (at + 1) * per_step]]
+    order = random.permutation(len(chosen)).reshape(steps - 1, per_step)
+    return [first, *([chosen[i] for i in row] for row in order)]
 
 
 def sorted_by_length(steps: Steps) -> Steps:
-    """Return the same documents in as many steps, each of documents of about one length.
-
-    The steps are in random order: in a run's first step, which is not counted, may be the longest
-    documents or the shortest.
-    """
-    per_step = len(steps[0])
-    documents = sorted((d for step in steps for d in step), key=len)
-    made = [documents[at : at + per_step] for at in range(0, len(documents), per_step)]
-    return [made[i] for i in generator("benchmark", "sorted").permutation(len(made))]
+    """Return the first step as it is, and the documents of the others in steps of about one length,
+    in random order."""
+    first, *others = steps
+    documents = sorted((d for step in others for d in step), key=len)
+    made = [documents[at : at + len(first)] for at in range(0, len(documents), len(first))]
+    return [first, *(made[i] for i in generator("benchmark", "sorted").permutation(len(made)))]
 
 
 def _document(

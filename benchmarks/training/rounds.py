@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.training import documents, gate, models
 from benchmarks.training.cells import SORTED, Cell
@@ -16,6 +17,7 @@ from benchmarks.training.documents import Steps
 from benchmarks.training.flops import step_flop
 from benchmarks.training.result import Measured, Round, Work
 from benchmarks.training.task import Answer, Device, Task
+from vox_core.cli import SPIN_COUNT
 from vox_core.contract import AdapterSpec, OptimizerSpec
 from vox_core.run.loop import learning_rate
 
@@ -137,7 +139,9 @@ class Bench:
         told, answered = folder / f"{name}.task.json", folder / f"{name}.answer.json"
         replace(task, out=str(folder / name)).write(told)
         module = [sys.executable, "-m", "benchmarks.training.worker", str(told), str(answered)]
-        done = self._process([*module, str(time.monotonic())])
+        # As the command line has it.
+        spin = {"GOMP_SPINCOUNT": SPIN_COUNT} if task.trainer == "vox" else {}
+        done = self._process([*module, str(time.monotonic())], spin)
         (folder / f"{name}.log").write_text(done.stdout + done.stderr)
         if done.returncode < 0:
             return f"killed by signal {-done.returncode}, as when memory runs out"
@@ -152,8 +156,11 @@ class Bench:
         done.check_returncode()
         return float(done.stdout)
 
-    def _process(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, env=self._env, capture_output=True, text=True, check=False)
+    def _process(
+        self, command: list[str], more: Mapping[str, str] = MappingProxyType({})
+    ) -> subprocess.CompletedProcess[str]:
+        environment = {**self._env, **more}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def _for_trainer(task: Task, trainer: str) -> Task:

@@ -237,13 +237,15 @@ def test_the_cpu_plugin_tells_about_this_machine() -> None:
     assert device.best_dtype in manifest.capabilities.dtypes
 
 
-def linux(root: Path, flags: str, limit: str | None = None) -> Path:
+def linux(root: Path, flags: str, limit: str | None = None, quota: str = "") -> Path:
     files = {
         "proc/cpuinfo": f"processor\t: 0\nmodel name\t: Fast One\nflags\t\t: fpu {flags}\n",
         "proc/meminfo": "MemTotal:       8000000 kB\nMemFree: 1 kB\nMemAvailable:   6000000 kB\n",
     }
     if limit:
         files["sys/fs/cgroup/memory.max"] = limit
+    if quota:
+        files["sys/fs/cgroup/cpu.max"] = quota
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -273,6 +275,15 @@ def test_linux_memory_is_at_most_what_the_container_allows(
     limited = cpu_probe._linux(linux(tmp_path, "avx2", "2000000000\n"), 4)
     assert (limited.memory_bytes, limited.available_bytes) == (2_000_000_000, 2_000_000_000)
     assert limited.summary == "4 cores, 2.0 GB memory, 2.0 GB free, fp32"
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("150000 100000\n", 2), ("800000 100000\n", 4), ("max 100000\n", 4)]
+)
+def test_linux_cores_are_at_most_what_the_container_allows(
+    quota: str, cores: int, tmp_path: Path, cpu_probe: ModuleType
+) -> None:
+    assert cpu_probe._linux(linux(tmp_path, "avx2", quota=quota), 4).cores == cores
 
 
 def test_macos_reports_arm_bf16_and_trains_in_float32(cpu_probe: ModuleType) -> None:

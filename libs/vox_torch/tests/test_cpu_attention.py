@@ -68,10 +68,12 @@ def test_the_gradients_of_attention_are_those_of_finite_differences(monkeypatch,
     monkeypatch.setattr(cpu_attention, "_BLOCK", 2)
     given, bounds = qkv(9, torch.float64), (0, 5, 9)
     layout.cache_clear()
-    assert torch.autograd.gradcheck(
-        lambda *each: CausalAttention.apply(*each, bounds, 0.3, window), given
-    )
-    layout.cache_clear()
+    try:
+        assert torch.autograd.gradcheck(
+            lambda *each: CausalAttention.apply(*each, bounds, 0.3, window), given
+        )
+    finally:
+        layout.cache_clear()
 
 
 def test_documents_of_about_one_length_are_one_group():
@@ -86,15 +88,16 @@ def test_documents_of_about_one_length_are_one_group():
 def test_attention_by_products_is_as_near_in_bfloat16_as_torch_s_kernel(size):
     """Relative distances of the three gradients from float64, measured: 3.4e-3 to 5.3e-3, torch's
     kernel 3.3e-3 to 6.2e-3. With scores in bfloat16: 1.1e-2 to 1.9e-2 at the larger size."""
-    bounds = (0, 300)
-    given = qkv(300, torch.bfloat16, size)
+    bounds = bounds_of(LENGTHS)
+    given = qkv(bounds[-1], torch.bfloat16, size)
     exact = [each.detach().double().requires_grad_() for each in given]
     of = one_by_one(exact, bounds, 8**-0.5)
     g = torch.randn(of.shape)
     expected = gradients(of, exact, g)
-    found = gradients(CausalAttention.apply(*given, bounds, 8**-0.5, None), given, g)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours - theirs).norm() <= 8e-3 * theirs.norm()
+    by_products = gradients(CausalAttention.apply(*given, bounds, 8**-0.5, None), given, g)
+    by_kernel = gradients(one_by_one(given, bounds, 8**-0.5), given, g)
+    for ours, theirs, right in zip(by_products, by_kernel, expected, strict=True):
+        assert (ours - right).norm() <= 1.5 * (theirs - right).norm()
 
 
 def test_scores_are_exact_to_float32_and_leave_torch_s_setting_as_it_was():
@@ -106,6 +109,16 @@ def test_scores_are_exact_to_float32_and_leave_torch_s_setting_as_it_was():
     bound = 64 * 2**-24 * (0.3 * Q.abs() @ K.abs().transpose(1, 2)).max()
     assert (found - exact).abs().max() <= bound
     assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+def test_several_threads_leave_torch_s_setting_as_it_was():
+    settings, products = torch.backends.mkldnn.matmul, cpu_attention._BFLOAT16_PRODUCTS
+    before = settings.fp32_precision
+    products.__enter__()  # one thread, and then another
+    with products:
+        products.__exit__()  # the first one leaves first
+        assert settings.fp32_precision == "bf16"
+    assert settings.fp32_precision == before
 
 
 @pytest.mark.parametrize("window", [None, 4])

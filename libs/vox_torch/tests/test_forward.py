@@ -93,6 +93,17 @@ def test_tokens_that_documents_begin_with_are_computed_once(tiny, family):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
 
 
+def test_a_family_has_at_most_four_times_the_scores_of_its_documents():
+    """Of 20 to 20 + 20 tokens: (20 + 20 n)^2 <= 4 * 40^2 n up to n = 13."""
+    rng, first = np.random.default_rng(0), np.arange(20)
+    some = [np.concatenate([first, rng.integers(50, 90, 20)]) for _ in range(30)]
+    tokens_T = np.concatenate(some)
+    nothing_T, starts_D = np.zeros(len(tokens_T), np.float32), np.arange(0, 1200, 40)
+    rows = Batch(tokens_T, tokens_T, nothing_T, starts_D, nothing_T > 0)
+    bounds = layout.begun_alike(rows, "cpu").extents.bounds
+    assert np.diff(bounds).tolist() == [20 + 20 * 13, 20 + 20 * 13, 20 + 20 * 4]
+
+
 @pytest.mark.parametrize("settings", [{}, {"saved": ("model.norm.weight", "lm_head.weight")}])
 def test_several_targets_of_a_position_are_those_of_padded_rows(tiny, settings, monkeypatch):
     """In several chunks, weighed before and in one pass; with a trained head, too."""

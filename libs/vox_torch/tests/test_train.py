@@ -16,6 +16,7 @@ from vox_testing.tiny import FAMILIES
 from vox_torch.base import load_base
 from vox_torch.layout import rows
 from vox_torch.loss import weighted_nll
+from vox_torch.profile import processors_of_quota
 from vox_torch.train import seed_on
 
 # DESIGN.md: two right float32 implementations agree on a loss curve to 1e-5 relative, and on the
@@ -27,6 +28,16 @@ def frobenius(a: TrainState, b: TrainState) -> float:
     left, right = a.adapter.tensors(), b.adapter.tensors()
     difference = sum(np.sum((left[n] - right[n]) ** 2.0) for n in left)
     return float(np.sqrt(difference / sum(np.sum(right[n] ** 2.0) for n in right)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("150000 100000\n", 2), ("max 100000\n", math.inf), (None, math.inf)]
+)
+def test_a_container_s_quota_bounds_the_threads(tmp_path, limit, expected):
+    if limit:
+        (folder := tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+        (folder / "cpu.max").write_text(limit)
+    assert processors_of_quota(tmp_path) == expected
 
 
 def curve(steps: int, groups: int) -> list[Step]:

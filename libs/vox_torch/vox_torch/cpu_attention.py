@@ -16,16 +16,16 @@ lies after every query of its document, so the causal mask hides it; a padded qu
 This module imports torch; import it lazily.
 
 Shape legend: T tokens, H heads, J key heads, G heads of a key head, D features of a head. In a
-group: B documents times J, L tokens of the longest, N queries of a block, M keys that they see. S
-slots of queries, R slots of keys.
+group: B documents times J, L tokens of the longest, N queries of a block, M keys that they see; in
+three dimensions N counts the queries of G heads. S slots of queries, R slots of keys.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ from vox_torch.arrays import at_least_float32
 _BLOCK = 128
 """Queries of a document at a time."""
 
-_CALL = 2**12
+_PADDING = 2**12
 """What a group costs beside its arithmetic, in scores of one head: with less padding than this, a
 document is cheaper in the group of a longer one than in a group of its own."""
 
@@ -97,11 +97,11 @@ class SlotIndex:
         slot_of_row = torch.empty_like(real).index_copy_(0, rows_S[real], real)
         return SlotIndex(rows_S, padded_S.nonzero().flatten(), slot_of_row)
 
-    def fill(self, x_1HTD: torch.Tensor) -> torch.Tensor:
+    def gather(self, x_1HTD: torch.Tensor) -> torch.Tensor:
         """Return (S, D)."""
         return _rows(x_1HTD).index_select(0, self.rows_S)
 
-    def empty(self, x_SD: torch.Tensor, heads: int) -> torch.Tensor:
+    def restore(self, x_SD: torch.Tensor, heads: int) -> torch.Tensor:
         """Return (1, T, H, D) of what lies in the slots."""
         return x_SD.index_select(0, self.slot_of_row).view(1, -1, heads, x_SD.shape[1])
 
@@ -153,7 +153,7 @@ def grouped(lengths: list[int], heads: int) -> Iterator[list[int]]:
     for document in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
         longest = lengths[group[0] if group else document]
         scores = (len(group) + 1) * heads * min(longest, _BLOCK) * longest
-        if group and (longest**2 - lengths[document] ** 2 > _CALL or scores > _SCORES):
+        if group and (longest**2 - lengths[document] ** 2 > _PADDING or scores > _SCORES):
             yield group
             group = []
         group.append(document)
@@ -180,7 +180,7 @@ class CausalAttention(torch.autograd.Function):
         heads, key_heads = query_1HTD.shape[1], key_1JTD.shape[1]
         laid = layout(bounds, heads, key_heads, window)
         Q_SD, K_RD, V_RD = (
-            slots.fill(each)
+            slots.gather(each)
             for slots, each in (
                 (laid.queries, query_1HTD),
                 (laid.keys, key_1JTD),
@@ -191,33 +191,33 @@ class CausalAttention(torch.autograd.Function):
         ctx.laid, ctx.scale, ctx.window, ctx.heads = laid, scale, window, (heads, key_heads)
         O_SD = V_RD.new_empty(len(Q_SD), V_RD.shape[1])
         for group, block, P_BNM in _probabilities(laid, Q_SD, K_RD, scale, window):
-            V_BMD = _of(group, V_RD)[:, block.keys]
+            V_BMD = _in_group(group, V_RD)[:, block.keys]
             torch.bmm(P_BNM, V_BMD, out=_in_batch(group, O_SD[block.slots]))
-        return laid.queries.empty(O_SD, heads)
+        return laid.queries.restore(O_SD, heads)
 
     @staticmethod
     def backward(ctx: Any, g_1THD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         Q_SD, K_RD, V_RD = ctx.saved_tensors
         laid, (heads, key_heads) = ctx.laid, ctx.heads
-        g_SD = laid.queries.fill(g_1THD.transpose(1, 2)).index_fill_(0, laid.queries.padding, 0)
+        g_SD = laid.queries.gather(g_1THD.transpose(1, 2)).index_fill_(0, laid.queries.padding, 0)
         gQ_SD = torch.empty_like(Q_SD)
         gK_RD, gV_RD = (at_least_float32(torch.zeros_like(each)) for each in (K_RD, V_RD))
         for group, block, P_BNM in _probabilities(laid, Q_SD, K_RD, ctx.scale, ctx.window):
             Q_BND, g_BND = (_in_batch(group, each[block.slots]) for each in (Q_SD, g_SD))
-            K_BMD, V_BMD = (_of(group, each)[:, block.keys] for each in (K_RD, V_RD))
-            gK_BMD, gV_BMD = (_of(group, each)[:, block.keys] for each in (gK_RD, gV_RD))
+            K_BMD, V_BMD = (_in_group(group, each)[:, block.keys] for each in (K_RD, V_RD))
+            gK_BMD, gV_BMD = (_in_group(group, each)[:, block.keys] for each in (gK_RD, gV_RD))
             gV_BMD += P_BNM.transpose(1, 2) @ g_BND
             gP_BNM = g_BND @ V_BMD.transpose(1, 2)
             gS_BNM = torch.ops.aten._softmax_backward_data(gP_BNM, P_BNM, -1, P_BNM.dtype)
             torch.bmm(gS_BNM, K_BMD, out=_in_batch(group, gQ_SD[block.slots]))
             gK_BMD += gS_BNM.transpose(1, 2) @ Q_BND
-        gQ_1THD = laid.queries.empty(gQ_SD.mul_(ctx.scale), heads)
-        gK_1TJD = laid.keys.empty(gK_RD.mul_(ctx.scale).to(K_RD.dtype), key_heads)
-        gV_1TJD = laid.keys.empty(gV_RD.to(V_RD.dtype), key_heads)
+        gQ_1THD = laid.queries.restore(gQ_SD.mul_(ctx.scale), heads)
+        gK_1TJD = laid.keys.restore(gK_RD.mul_(ctx.scale).to(K_RD.dtype), key_heads)
+        gV_1TJD = laid.keys.restore(gV_RD.to(V_RD.dtype), key_heads)
         return *(each.transpose(1, 2) for each in (gQ_1THD, gK_1TJD, gV_1TJD)), None, None, None
 
 
-def _of(group: Group, x_RD: torch.Tensor) -> torch.Tensor:
+def _in_group(group: Group, x_RD: torch.Tensor) -> torch.Tensor:
     """Return (B, L, D), a group's keys, values or their gradients, as a view."""
     return _in_batch(group, x_RD[group.slots])
 
@@ -231,7 +231,7 @@ def _probabilities(
 ) -> Iterator[tuple[Group, Block, torch.Tensor]]:
     """Yield P (B, G N, M) in the dtype of Q for each block."""
     for group in laid.groups:
-        K_BLD = at_least_float32(_of(group, K_RD))
+        K_BLD = at_least_float32(_in_group(group, K_RD))
         for block in group.blocks:
             Q_BND = at_least_float32(_in_batch(group, Q_SD[block.slots]))
             S_BNM = _scores(Q_BND, K_BLD[:, block.keys], scale)
@@ -243,35 +243,46 @@ def _scores(Q_BND: torch.Tensor, K_BMD: torch.Tensor, scale: float) -> torch.Ten
     """Return `scale * Q K^T`. Both hold bfloat16 numbers, so multiplying in bfloat16
     loses nothing; the sums are float32. A product in float32 takes more than twice as long."""
     none = Q_BND.new_empty(1, 1, 1)
-    with _multiplying_in_bfloat16():
+    with _BFLOAT16_PRODUCTS:
         return torch.baddbmm(none, Q_BND, K_BMD.transpose(1, 2), beta=0, alpha=scale)
 
 
-@contextmanager
-def _multiplying_in_bfloat16() -> Iterator[None]:
-    """Let oneDNN round float32 factors to bfloat16, in all threads."""
-    settings = torch.backends.mkldnn.matmul
-    before = settings.fp32_precision
-    settings.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        settings.fp32_precision = before
+class _Bfloat16Products:
+    """While a thread is inside, oneDNN rounds float32 factors to bfloat16, in all threads."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, ""
+
+    def __enter__(self) -> None:
+        settings = torch.backends.mkldnn.matmul
+        with self._lock:
+            if not self._inside:
+                self._before = settings.fp32_precision
+            self._inside += 1
+            settings.fp32_precision = "bf16"
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:  # of several threads the last one
+                torch.backends.mkldnn.matmul.fp32_precision = self._before
+
+
+_BFLOAT16_PRODUCTS = _Bfloat16Products()
 
 
 def _mask(S_BNM: torch.Tensor, block: Block, window: int | None) -> None:
-    """Add -inf in place where a query does not see a key."""
+    """Add -inf in place where a query does not see a key. Without a window, it sees all keys
+    before the block."""
     count = block.queries.stop - block.queries.start
-    hidden = _hidden(count, block.keys.stop - block.keys.start, window)
+    keys = count if window is None else block.keys.stop - block.keys.start
+    hidden = _hidden(count, keys, window)
     S_BNM.unflatten(1, (-1, count))[..., -hidden.shape[1] :].add_(hidden)
 
 
 @functools.lru_cache(maxsize=8)
 def _hidden(count: int, keys: int, window: int | None) -> torch.Tensor:
-    """Return (N, M) of 0 and -inf for the last `count` of `keys` positions. Without a window, of
-    the last `count` keys alone: all queries see those before."""
-    if window is None:
-        keys = count
+    """Return (N, M) of 0 and -inf for the last `count` of `keys` positions."""
     query_N1, key_M = torch.arange(keys - count, keys)[:, None], torch.arange(keys)
     hidden_NM = key_M > query_N1
     if window is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vox_torch.libraries import bound_primitives
-from vox_torch.profile import DeviceProfile
+from vox_torch.profile import DeviceProfile, keep_to_quota
 
 if TYPE_CHECKING:
     from vox_core.contract import (
@@ -31,6 +31,7 @@ class Engine:
     def train(self, job: TrainJob, context: RunContext) -> Trainer:
         """Load a base model, for learners to be added."""
         bound_primitives()
+        keep_to_quota()
         from vox_torch.train import TorchTrainer
 
         return TorchTrainer(job, context, self._profile)
@@ -44,6 +45,7 @@ class Engine:
     def load(self, job: LoadJob) -> Model:
         """Load a model for scores, logits and generation."""
         bound_primitives()
+        keep_to_quota()
         from vox_torch.load import load
 
         return load(job, self._profile)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 LEAST_SHARED = 16
 """First tokens that documents have in common before these are computed once."""
 
+_SCORES = 4
+"""Attention scores of a family, at most this many times those of its documents one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -87,7 +90,7 @@ class Extents:
     Args:
         bounds: N + 1 offsets, Python integers.
         bounds_N1: the same, int32, on the device.
-        longest: tokens of the longest document.
+        longest: positions of the longest document.
         windows: the windows passed to the layers' attention, recorded in the forward pass; None if
             there was none.
         back: of documents with branches: how many positions before each token (row) every token
@@ -175,10 +178,11 @@ def joined(batches: Sequence[Batch]) -> Batch:
 def begun_alike(batch: Batch, device: str) -> EndToEnd:
     """Lay out documents that begin alike as one, with their common tokens once.
 
-    A document that has `LEAST_SHARED` tokens and half of its own in common with the first of a
-    family is a branch of it: what follows the common tokens comes after those of the family. With
-    fewer, such as a system prompt before long messages, attention over the whole family would cost
-    more than it saves.
+    A document that has `LEAST_SHARED` tokens (or all, where documents are shorter) and half of its
+    own in common with the first of a family is a branch of it: what follows the common tokens comes
+    after those of the family. With fewer, such as a system prompt before long messages, or in a
+    large family, attention over the whole family would cost more than is saved: it takes the square
+    of its tokens.
     """
     import numpy as np
 
@@ -189,7 +193,7 @@ def begun_alike(batch: Batch, device: str) -> EndToEnd:
         begun = tokens_L[:LEAST_SHARED].tobytes()
         family = newest.get(begun, [])
         shared = _common(batch.tokens_T[family[0][0]], tokens_L) if family else 0
-        if 2 * shared < len(tokens_L):
+        if 2 * shared < len(tokens_L) or _too_large([*family, (document, shared)]):
             shared, family = 0, []
         if not family:
             families.append(family)
@@ -216,6 +220,12 @@ def begun_alike(batch: Batch, device: str) -> EndToEnd:
         extents=Extents(tuple(bounds), bounds_N1, longest, back=back),
         scored=scored,
     )
+
+
+def _too_large(family: Sequence[tuple[slice, int]]) -> bool:
+    lengths = [document.stop - document.start for document, _ in family]
+    tokens = sum(lengths) - sum(shared for _, shared in family)
+    return tokens**2 > _SCORES * sum(length**2 for length in lengths)
 
 
 def _common(first: Ints, second: Ints) -> int:

@@ -11,8 +11,10 @@ value:
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,3 +58,23 @@ def _own_threads() -> int:
     import torch
 
     return torch.get_num_threads()
+
+
+def keep_to_quota() -> None:
+    """Give torch at most as many threads as a container's quota has processors: torch does not know
+    it, and more threads would be halted in the middle of a product."""
+    import torch
+
+    if (most := processors_of_quota(Path("/"))) < torch.get_num_threads():
+        torch.set_num_threads(int(most))
+
+
+def processors_of_quota(root: Path) -> float:
+    """Return how many processors the control group may use, rounded up; infinite without a limit.
+
+    Args:
+        root: `/`; `sys/fs/cgroup/cpu.max` under it has microseconds and their period (cgroup v2).
+    """
+    file = root / "sys/fs/cgroup/cpu.max"
+    quota, _, period = (file.read_text() if file.is_file() else "max").partition(" ")
+    return math.inf if quota.strip() == "max" else math.ceil(int(quota) / int(period))

@@ -8,6 +8,7 @@ sysctl on macOS; unknown facts are None.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -28,6 +29,7 @@ MEMORY_LIMITS = (
     "sys/fs/cgroup/memory.max",  # cgroup v2; holds "max" where there is no limit
     "sys/fs/cgroup/memory/memory.limit_in_bytes",  # v1; a huge number where there is none
 )
+PROCESSOR_LIMIT = "sys/fs/cgroup/cpu.max"  # v2: microseconds, or "max", and their period
 SYSCTLS = {"hw.optional.arm.FEAT_BF16": "bf16", "hw.optional.arm.FEAT_I8MM": "i8mm"}
 
 
@@ -82,7 +84,7 @@ def hardware(found: Processor) -> dict[str, object]:
 
 
 def _linux(root: Path, cores: int) -> Processor:
-    """Read the kernel's files under `root`; a container's memory limit counts as the total."""
+    """Read the kernel's files under `root`; a container's limits count as the totals."""
     information = (root / "proc/cpuinfo").read_text()
     memory = dict(re.findall(r"^(\w+):\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.M))
     limits = [int(text) for file in MEMORY_LIMITS if (text := _text(root / file)).isdigit()]
@@ -91,7 +93,7 @@ def _linux(root: Path, cores: int) -> Processor:
     has = set(flags[1].split()) if flags else set()
     return Processor(
         name=name[1] if name else platform.machine(),
-        cores=cores,
+        cores=min(cores, _quota(_text(root / PROCESSOR_LIMIT)) or cores),
         memory_bytes=min([1024 * int(memory["MemTotal"]), *limits]),
         available_bytes=min([1024 * int(memory["MemAvailable"]), *limits]),
         features=tuple(feature for feature in FEATURES if feature in has),
@@ -115,6 +117,12 @@ def _sysctl() -> str:
     """Call sysctl, ignoring its error for unknown keys; it prints the others."""
     command = ["/usr/sbin/sysctl", "machdep.cpu.brand_string", "hw.memsize", *SYSCTLS]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def _quota(limit: str) -> int | None:
+    """Parse a limit of processors; a part of one counts as one."""
+    quota, _, period = limit.partition(" ")
+    return math.ceil(int(quota) / int(period)) if quota.isdigit() else None
 
 
 def _text(file: Path) -> str:
