@@ -66,7 +66,7 @@ def test_whitespace_is_trimmed_where_the_template_trims() -> None:
 def test_a_file_is_named_after_the_last_part_of_a_hub_id() -> None:
     source: Any = SimpleNamespace(adapter=None, base=SimpleNamespace(id="org/model-1.5"))
     given: Any = SimpleNamespace(out=None, to="ollama")
-    job = Job("org/model-1.5", given, source, tokenizer("chatml"), frozenset(), print, None)
+    job = Job("org/model-1.5", given, source, tokenizer("chatml"), frozenset(), print)
     assert job.name == "model-1.5"
 
 
