@@ -24,10 +24,11 @@ or all weights in cells that end in `full`; AdamW, gradient clipping at 1.
 `python -m benchmarks.training.report` generates this page from `benchmarks/results`; do not edit
 it.
 
-**Same work.** In each cell, every trainer gets the same token ids in the same optimizer steps,
-the same initial adapter, learning rates and number of threads. Rounds are interleaved, and each
-run is a new process. One script drives all trainers from token ids, so vox runs without its
-command line here.
+**Same work.** In each cell, every trainer gets the same token ids, in the same optimizer steps but
+for `loop-sorted`, the same initial adapter, learning rates and number of threads. The examples are
+those that `loop-sorted` would have together: it pads 2 % at most. (`cpu-fp32` is older; its
+examples were drawn at random.) Rounds are interleaved, and each run is a new process. One script
+drives all trainers from token ids, so vox runs without its command line here.
 
 **Same results.** A trainer, vox included, is *void* unless the loss of every step matches
 transformers and PEFT in float32 on the same device with one example at a time: to 1e-4 in
@@ -53,7 +54,7 @@ the same dtype.
 | `trl` | `SFTTrainer` with its defaults: float32 weights, gradient checkpointing, padding |
 | `trl-best` | weights in the cell's dtype, no gradient checkpointing, padding-free batches |
 | `loop` | transformers and PEFT in a plain loop, the examples of a step sorted by length |
-| `loop-sorted` | the same, all examples of the run sorted by length, then cut into steps |
+| `loop-sorted` | the same, in the steps of a loop over 100 steps of examples sorted by length |
 | `mlx-lm` | its own training function, loss and optimizer corrected, the BLAS of `vox-mlx` |
 
 In `full` cells, `loop` and `loop-sorted` have float32 weights and autocast to bfloat16. On a GPU
