@@ -24,7 +24,7 @@ import torch
 from vox_torch.arrays import at_least_float32, in_columns
 
 Weight = Callable[[], torch.Tensor]
-"""A frozen (O, I) matrix, when asked."""
+"""Returns a frozen (O, I) matrix."""
 
 _BLOCK_ELEMENTS = 2**18
 """Logits in float32 at once: 1 MiB, which stays in a core's cache. A whole chunk, 64 MiB, would
