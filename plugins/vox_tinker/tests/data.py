@@ -22,7 +22,7 @@ def datum(tokens: Sequence[int], weights: Sequence[float] | None = None) -> type
 DATA = [datum([10, 20, 30, 40, 50]), datum([7, 8, 9, 8, 7, 8], [0.0, 0.0, 1.0, 1.0, 0.5])]
 
 
-def sampled(seed: int, count: int) -> types.Datum:
+def sampled(seed: int, count: int, *, masked: bool = False) -> types.Datum:
     """A datum as reinforcement learning makes it: nothing is learnt of its first half."""
     made = np.random.default_rng(seed)
     mask = (np.arange(count) >= count // 2).astype(np.float32)
@@ -32,5 +32,6 @@ def sampled(seed: int, count: int) -> types.Datum:
             "target_tokens": made.integers(0, 250, count),
             "logprobs": (made.normal(-3, 1, count) * mask).astype(np.float32),
             "advantages": (made.normal(0, 1, count) * mask).astype(np.float32),
+            **({"sequence_ratio_mask": mask} if masked else {}),
         },
     )

@@ -59,7 +59,9 @@ def trained(call: Calls, client: tinker.TrainingClient) -> None:
     call("optim_step", lambda: client.optim_step(ADAM), lambda f: f.metrics["grad_norm"] > 0)
     for loss in ("importance_sampling", "ppo", "cispo", "dro"):
         call(loss, lambda loss=loss: client.forward_backward(rewarded, loss))
-    call("optim_step of four", lambda: client.optim_step(ADAM))
+    masked = [sampled(1, 8, masked=True)]
+    call("gspo", lambda: client.forward_backward(masked, "gspo"))
+    call("optim_step of five", lambda: client.optim_step(ADAM))
     clip = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}
     call("loss_fn_config", lambda: client.forward_backward(rewarded, "ppo", clip))
     own: Any = lambda data, logs: (-sum(each.sum() for each in logs), {})  # noqa: E731
@@ -78,6 +80,7 @@ def trained(call: Calls, client: tinker.TrainingClient) -> None:
         ("context", [datum([1] * 600)], "cross_entropy", "can read"),
         ("loss", DATA, "stable_reinforce", "loss_fn"),
         ("inputs", DATA, "ppo", "missing"),
+        ("mask", rewarded, "gspo", "'sequence_ratio_mask' is missing"),
     ):
         call.refused(name, lambda d=data, e=loss: client.forward_backward(d, e), failed, text)
     call.refused("no gradients", lambda: client.optim_step(ADAM), failed, "no gradients")

@@ -11,6 +11,9 @@ import torch
 from vox_tinker.losses import LOSSES, loss_named, weighed
 
 LOW, HIGH = 0.8, 1.2
+DATUM = np.arange(500) // 10
+INSIDE = np.arange(500) % 10 >= 4
+"""50 data; the first tokens of each are outside of the mask."""
 Formula = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -28,6 +31,17 @@ def cispo(log_probs: torch.Tensor, sampled: torch.Tensor, advantages: torch.Tens
     return -(clipped * log_probs * advantages).sum()
 
 
+def gspo(log_probs: torch.Tensor, sampled: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    fixed, total = log_probs.detach(), torch.zeros((), dtype=torch.float64)
+    for number in range(50):
+        at = torch.from_numpy(np.equal(DATUM, number))
+        mean = (fixed - sampled)[at & torch.tensor(INSIDE)].mean()
+        ratios = torch.exp(mean + log_probs[at] - fixed[at])
+        clipped = torch.clamp(ratios, LOW, HIGH)
+        total = total - torch.min(ratios * advantages[at], clipped * advantages[at]).sum()
+    return total
+
+
 FORMULAS: dict[str, Formula] = {
     "cross_entropy": lambda log_probs, _, weights: -(log_probs * weights).sum(),
     "importance_sampling": lambda log_probs, sampled, advantages: (
@@ -35,6 +49,7 @@ FORMULAS: dict[str, Formula] = {
     ),
     "ppo": ppo,
     "cispo": cispo,
+    "gspo": gspo,
     "dro": lambda log_probs, sampled, advantages: (
         -(log_probs * advantages - 0.5 * 0.05 * (log_probs - sampled) ** 2).sum()
     ),
@@ -53,6 +68,7 @@ def test_a_loss_is_its_formula(name: str) -> None:
     expected.backward()
     loss, options = loss_named(name, {})
     given = {"logprobs": sampled, "advantages": advantages, "weights": advantages, **options}
+    given |= {"datum": DATUM, "sequence_ratio_mask": INSIDE}
     found, weights = weighed(loss, log_probs, given)
     assert found == pytest.approx(expected.item(), rel=1e-12)
     assert exact.grad is not None

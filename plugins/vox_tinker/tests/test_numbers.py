@@ -64,12 +64,12 @@ def test_twenty_steps_are_those_of_vox_bit_for_bit(
     assert all(np.array_equal(ours[name], vox_own[name]) for name in ours)
 
 
-@pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo"])
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "gspo"])
 def test_a_step_of_a_loss_is_that_of_its_weights(
     loss: types.LossFnType, client: tinker.TrainingClient, base: Path, runs: Path
 ) -> None:
     """The gradient of the loss, as torch has it from the log-probabilities, gives the same step."""
-    data = [sampled(seed, 12 + seed) for seed in range(3)]
+    data = [sampled(seed, 12 + seed, masked=loss == "gspo") for seed in range(3)]
     passed = client.forward_backward(data, loss).result()
     client.optim_step(ADAM).result()
     service = tinker.ServiceClient(base_url=client.holder._base_url)
@@ -83,10 +83,13 @@ def test_a_step_of_a_loss_is_that_of_its_weights(
             given = each.loss_fn_inputs
             advantages = given["advantages"].to_torch().double()
             ratio = torch.exp(logs.double() - given["logprobs"].to_torch().double())
+            if loss == "gspo":
+                away = torch.log(ratio.detach())[given["sequence_ratio_mask"].to_torch() != 0]
+                ratio = torch.exp(away.mean() + logs.double() - logs.detach().double())
             clipped = torch.clamp(ratio, 0.8, 1.2)
             if loss == "importance_sampling":
                 total = total - (ratio * advantages).sum()
-            elif loss == "ppo":
+            elif loss in ("ppo", "gspo"):
                 total = total - torch.min(ratio * advantages, clipped * advantages).sum()
             else:
                 total = total - (clipped.detach() * logs.double() * advantages).sum()

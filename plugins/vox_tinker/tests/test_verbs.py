@@ -260,6 +260,11 @@ def test_faulty_bodies_are_refused(raw: Raw, url: str) -> None:
     assert rebound.status_code == 403
 
 
+def test_the_sdk_uses_httpx(service: tinker.ServiceClient) -> None:
+    """With pyqwest, `close` may wait forever for a heartbeat whose cancellation was lost."""
+    assert not service.holder.get_client_config().use_pyqwest_transport
+
+
 def test_a_finished_session_frees_its_clients(url: str, base: Path) -> None:
     service = tinker.ServiceClient(base_url=url)
     client = service.create_lora_training_client(str(base), rank=2).result()

@@ -162,7 +162,9 @@ class Api:
     # --- sessions and results ---------------------------------------------------------------------
 
     def _config(self, _: types.ClientConfigRequest, __: bytes) -> BaseModel:
-        return types.ClientConfigResponse()
+        # pyqwest 0.12 may lose the cancellation of a request whose response arrives; the SDK then
+        # waits for its heartbeat forever when a session is closed. Without it, the SDK uses httpx.
+        return types.ClientConfigResponse(use_pyqwest_transport=False)
 
     def _dynamic_config(self, _: types.ClientConfigRequest, __: bytes) -> BaseModel:
         return types.ClientDynamicConfigResponse(sample_cancel_enabled=True)

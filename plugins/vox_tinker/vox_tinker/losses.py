@@ -2,7 +2,7 @@
 
 A loss L of log-probabilities l_t has the weights `-dL/dl_t`, which is what a backend's `accumulate`
 takes. Each is a sum over tokens. Formulas: https://tinker-docs.thinkingmachines.ai/losses; PPO,
-arXiv:1707.06347; CISPO, arXiv:2506.13585; DRO, arXiv:2405.19107.
+arXiv:1707.06347; CISPO, arXiv:2506.13585; DRO, arXiv:2405.19107; GSPO, arXiv:2507.18071.
 
 Shape legend: T tokens of a batch; with several targets per position, T stands for two dimensions.
 """
@@ -35,7 +35,8 @@ class Loss:
         inputs: names of the arrays that each datum must have, beside `target_tokens`.
         options: names in `loss_fn_config`, with their defaults; a datum may have an array of that
             name instead, with a value for each token, for those in `arrays`.
-        compute: float64 log-probabilities and inputs -> losses and weights, all (T,).
+        compute: float64 log-probabilities and inputs -> losses and weights, all (T,); the inputs
+            also have `datum`, the number of the datum that a token belongs to.
     """
 
     inputs: tuple[str, ...]
@@ -54,7 +55,20 @@ def _importance_sampling(log_probs_T: Exact, given: Inputs) -> tuple[Exact, Exac
 
 
 def _ppo(log_probs_T: Exact, given: Inputs) -> tuple[Exact, Exact]:
-    ratio_T, advantages_T = np.exp(log_probs_T - given["logprobs"]), given["advantages"]
+    return _clipped(np.exp(log_probs_T - given["logprobs"]), given)
+
+
+def _gspo(log_probs_T: Exact, given: Inputs) -> tuple[Exact, Exact]:
+    """GSPO-token: the ratio of a token has the value of its datum's, and a gradient of its own."""
+    inside_T, datum_T = given["sequence_ratio_mask"] != 0, given["datum"].astype(np.int64)
+    away_T = np.where(inside_T, log_probs_T - given["logprobs"], 0)
+    counts_D = np.bincount(datum_T, inside_T)
+    means_D = np.bincount(datum_T, away_T) / np.maximum(counts_D, 1)
+    return _clipped(np.exp(means_D)[datum_T], given)
+
+
+def _clipped(ratio_T: Exact, given: Inputs) -> tuple[Exact, Exact]:
+    advantages_T = given["advantages"]
     clipped_T = np.clip(ratio_T, given["clip_low_threshold"], given["clip_high_threshold"])
     free_T = ratio_T * advantages_T
     # Where both are equal, nothing was clipped, and the gradient is that of the ratio.
@@ -83,6 +97,7 @@ LOSSES: Mapping[str, Loss] = {
     "ppo": Loss(_SAMPLED, _ppo, _CLIP, tuple(_CLIP)),
     "cispo": Loss(_SAMPLED, _cispo, _CLIP, tuple(_CLIP)),
     "dro": Loss(_SAMPLED, _dro, {"beta": 0.05}),
+    "gspo": Loss((*_SAMPLED, "sequence_ratio_mask"), _gspo, _CLIP, tuple(_CLIP)),
 }
 
 

@@ -366,7 +366,8 @@ class Data:
     """A batch of data.
 
     Args:
-        inputs: arrays of the loss, (T,), 0 where there is no target.
+        inputs: arrays of the loss, and `datum`, the number of the datum, (T,), 0 where there is no
+            target.
         extents: number of a datum -> its positions.
     """
 
@@ -380,11 +381,12 @@ class Data:
         (_, first), *_ = inside.values()
         shape = (len(batch.tokens_T), *first.inputs["target_tokens"].shape[1:])
         arrays = {name: np.zeros(shape, each.dtype) for name, each in first.inputs.items()}
+        arrays["datum"] = np.zeros(shape, np.int64)
         scored_T, extents = np.zeros(shape, bool), dict[int, slice]()
         for number, (place, example) in inside.items():
             start = place.extent.start
             extents[number] = at = slice(start, start + len(example.tokens_N))
-            scored_T[at] = True
+            scored_T[at], arrays["datum"][at] = True, number
             for name, values in example.inputs.items():
                 arrays[name][at] = values
         targets_T = arrays.pop("target_tokens").astype(np.int64)
@@ -416,6 +418,8 @@ def _require_inputs(example: Example, loss: Loss, where: str) -> None:
             )
         if not np.isfinite(values).all():
             raise Refused(f"{where}.loss_fn_inputs[{name!r}] has a NaN or infinite value")
+    if "sequence_ratio_mask" in loss.inputs and not example.inputs["sequence_ratio_mask"].any():
+        raise Refused(f"{where}.loss_fn_inputs['sequence_ratio_mask'] marks no token")
 
 
 def require_tokens(tokens: NDArray[Any], vocabulary: int, where: str) -> None:
