@@ -28,10 +28,10 @@ import numpy as np
 import tinker
 from tinker import types
 
+from vox_core.api.serving import listening
 from vox_core.api.training import load_newest
 from vox_testing.tiny import make_model
 from vox_tinker.checkpoints import STATE, Store
-from vox_tinker.server import listening
 
 ADAM = types.AdamParams(learning_rate=1e-2)
 SERVER = """

@@ -9,6 +9,7 @@
     plans.py      planned runs, before their first write
     progress.py   the display of vox train
     rows.py       data: rows, tokens, data sets
+    serving.py    servers: address, API key, signals
     settings.py   sections of vox.toml
     runs.py       run folders and telemetry
 

@@ -22,10 +22,11 @@ from plugins.vox_serve.tests.alphabet import SECONDS, Alphabet, wait_until
 from starlette.testclient import TestClient
 
 from vox_core.api.generating import Generator, Sampling, load_tokenizer
+from vox_core.api.serving import listening
 from vox_serve.app import Api, Limits
 from vox_serve.engine import Answer, Engine, EngineFailed
 from vox_serve.served import Served
-from vox_serve.server import listening, run
+from vox_serve.server import run
 from vox_testing.tiny import write_tokenizer
 
 BODY = {"model": "base", "prompt": "z", "temperature": 0, "max_tokens": 30}

@@ -1,8 +1,7 @@
 """Authentication, request bodies and error responses, shared by every endpoint.
 
-Without an API key only requests to a loopback name are answered, which keeps a web page from
-reaching the server through a name of its own (DNS rebinding); there is no CORS. Bodies are JSON by
-their content type, and never logged.
+Without an API key only requests to a loopback name are answered (`vox_core.api.serving`); there is
+no CORS. Bodies are JSON by their content type, and never logged.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from vox_core.api.serving import is_loopback
 from vox_serve.requests import MAX_BODY, ApiError
 from vox_serve.responses import encoded
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 KEYLESS = {"/", "/health"}
 """Paths that need no key; no secret is in what they answer."""
 BODY_SECONDS = 60.0
@@ -73,17 +72,11 @@ class Guard:
                     "the API key is missing or wrong; send `Authorization: Bearer KEY`",
                     code="invalid_api_key",
                 )
-        elif (host := _host_name(headers.get("host", ""))) not in LOOPBACK:
+        elif not is_loopback(host := headers.get("host", "")):
             raise ApiError(
                 403,
                 f"a server without an API key answers at localhost only, not at {host[:80]!r}",
             )
-
-
-def _host_name(header: str) -> str:
-    """Return the name in a Host header, without port and brackets."""
-    name = header.partition("]")[0].lstrip("[") if header.startswith("[") else header
-    return (name if header.startswith("[") else name.rpartition(":")[0] or name).lower()
 
 
 async def read_body(request: Request) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,11 +19,11 @@ from vox_core.api.commands import ServeSettings
 from vox_core.api.generating import OpenBase, apart, open_base
 from vox_core.api.host import known_plugins
 from vox_core.api.models import Observe, Progress, ignore
+from vox_core.api.serving import listening, require_key, signals_ignored, url_of
 from vox_core.errors import ConfigError
 from vox_serve.adapters import Adapters
 from vox_serve.app import Api, Limits
 from vox_serve.engine import Engine
-from vox_serve.guard import LOOPBACK
 from vox_serve.served import Proof, Selection, Served, prove, select, served_models
 from vox_serve.supervisor import inherited
 
@@ -40,7 +40,6 @@ Engines: TypeAlias = (
 """What an entry point of `vox_serve.engines` is: it starts the engine, verifies each adapter, and
 ends the engine after the block."""
 ENTRY_POINTS = "vox_serve.engines"
-MIN_KEY = 16
 KEPT = 8192
 """Cached tokens of ended answers, for prompts that begin alike; 190 MB for SmolLM2 in bfloat16."""
 STALLED = 60
@@ -69,7 +68,7 @@ def serve(
     """
     listener, serving = inherited() or (checked_listener(settings, key), lambda: None)
     with closing(listener), opening as (api, proofs, answers):
-        ready(_url(listener), proofs)
+        ready(url_of(listener) + "/v1", proofs)
         serving()
         run(api.app, listener, settings.drain, CONNECTIONS * answers)
 
@@ -78,7 +77,7 @@ def checked_listener(settings: ServeSettings, key: str | None) -> socket.socket:
     """Check key, address and folder; return a socket that listens. Raises ConfigError."""
     require_key(settings.host, key)
     require_allowed(settings)
-    return listening(settings.host, settings.port)
+    return listening(settings.host, settings.port, STALLED)
 
 
 @contextmanager
@@ -180,65 +179,8 @@ def run(app: Starlette, listener: socket.socket, drain: float, connections: int)
         timeout_graceful_shutdown=round(drain),
         ws="none",
     )
-    with _ignored(signal.SIGINT, signal.SIGTERM):
+    with signals_ignored(signal.SIGINT, signal.SIGTERM):
         uvicorn.Server(config).run([listener])
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, so that a port in use is found before the model is loaded.
-
-    Raises:
-        ConfigError: C002, the address cannot be used.
-    """
-    try:
-        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )
-        with ExitStack() as unless_it_listens:
-            # With its protocol named: asyncio sets TCP_NODELAY on such sockets only, without which
-            # each response on a kept-alive connection waits 40 ms.
-            listener = unless_it_listens.enter_context(socket.socket(family, kind, protocol))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections have what their listener has
-                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED * 1000)
-            listener.bind(address)
-            listener.listen()
-            unless_it_listens.pop_all()
-        return listener
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            "C002",
-            "the server cannot listen on this address",
-            where="--host and --port",
-            found=f"{host}:{port}: {error}",
-            remedy="stop the other server, or choose another --port; 0 takes a free one",
-        ) from error
-
-
-def require_key(host: str, key: str | None) -> None:
-    """Check the key.
-
-    Raises:
-        ConfigError: C002, it is too short; C004, the address needs one.
-    """
-    if key is not None and len(key) < MIN_KEY:
-        raise ConfigError(
-            "C002",
-            "the API key is too short",
-            where="--api-key or VOX_API_KEY",
-            found=f"{len(key)} characters",
-            expected=f"at least {MIN_KEY}",
-            remedy="make one with: python -c 'import secrets; print(secrets.token_urlsafe())'",
-        )
-    if key is None and host not in LOOPBACK:
-        raise ConfigError(
-            "C004",
-            "other machines could use the server without a key",
-            where="--host",
-            found=host,
-            expected="127.0.0.1, or an API key",
-            remedy="set VOX_API_KEY, or leave out --host",
-        )
 
 
 def require_allowed(settings: ServeSettings) -> None:
@@ -257,19 +199,3 @@ def require_allowed(settings: ServeSettings) -> None:
             expected="a folder of runs" if own else "--engine vox",
             remedy="name the folder that holds the runs, or leave the flag out",
         )
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-
-
-@contextmanager
-def _ignored(*signals: signal.Signals) -> Iterator[None]:
-    """Let the command end as usual when uvicorn, once it has drained, raises its signal again."""
-    before = {number: signal.signal(number, lambda *_: None) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

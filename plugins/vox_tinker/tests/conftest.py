@@ -34,8 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @contextmanager
 def running(served: dict[str, Served], root: Path, key: str | None = None) -> Iterator[str]:
     """Answer from a thread; yields the URL."""
+    from vox_core.api.serving import listening
     from vox_tinker.checkpoints import Store
-    from vox_tinker.server import answer, listening
+    from vox_tinker.server import answer
 
     servers: list[uvicorn.Server] = []
     with closing(listening("127.0.0.1", 0)) as listener:

@@ -16,9 +16,10 @@ from plugins.vox_tinker.tests.conftest import KEY, running
 from plugins.vox_tinker.tests.data import ADAM, DATA
 from tinker import types
 
+from vox_core.api.serving import require_key
 from vox_core.api.settings import TrainSettings
 from vox_core.errors import ConfigError
-from vox_tinker.server import named_models, opened, require_key
+from vox_tinker.server import PREFIX, named_models, opened
 
 PROMPT = types.ModelInput.from_ints([10, 20, 30])
 GREEDY = types.SamplingParams(max_tokens=8, temperature=0, stop=[])
@@ -34,7 +35,7 @@ GREEDY = types.SamplingParams(max_tokens=8, temperature=0, stop=[])
 )
 def test_keys_that_are_refused(host: str, key: str | None, words: str) -> None:
     with pytest.raises(ConfigError) as error:
-        require_key(host, key)
+        require_key(host, key, PREFIX)
     assert words in str(error.value)
 
 

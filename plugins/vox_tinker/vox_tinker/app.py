@@ -1,8 +1,7 @@
 """The endpoints: authentication, requests, results, errors.
 
-Without an API key only requests to a loopback name are answered, which keeps a web page from
-reaching the server through a name of its own (DNS rebinding); there is no CORS. Bodies are never
-logged. Telemetry of the SDK is accepted and dropped.
+Without an API key only requests to a loopback name are answered (`vox_core.api.serving`); there is
+no CORS. Bodies are never logged. Telemetry of the SDK is accepted and dropped.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from starlette.routing import Route
 from tinker import types
 from tinker.types.try_again_response import TryAgainResponse
 
+from vox_core.api.serving import is_loopback
 from vox_tinker.checkpoints import Record
 from vox_tinker.futures import Answer, Refused
 from vox_tinker.sampling import Samplers
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from vox_tinker.clients import Clients
 
-LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 POLL_SECONDS = 30.0
 """Time that a request for a result waits; the SDK gives up after 45 s."""
 MAX_BODY = 64 << 20
@@ -75,9 +74,7 @@ class Guard:
             # A web page can send other types to this address without asking.
             return Refused(f"Content-Type: send application/json or {PROTO}", 415)
         if self._key is None:
-            host = headers.get(b"host", b"").decode("latin-1")
-            name = host.partition("]")[0].lstrip("[") if "]" in host else host.partition(":")[0]
-            if name.lower() not in LOOPBACK:
+            if not is_loopback(headers.get(b"host", b"").decode("latin-1")):
                 return Refused("a server without an API key answers at localhost only", 403)
             return None
         given = headers.get(b"x-api-key", b"")

@@ -15,11 +15,12 @@ import uvicorn
 from vox_core.api.files import make_folder
 from vox_core.api.generating import apart
 from vox_core.api.plans import seeded
+from vox_core.api.serving import LOOPBACK, listening, require_key, signals_ignored, url_of
 from vox_core.api.settings import TrainSettings
 from vox_core.api.training import TrainingBase, open_training_base
 from vox_core.contract import TrainState
 from vox_core.errors import ConfigError
-from vox_tinker.app import LOOPBACK, Api
+from vox_tinker.app import Api
 from vox_tinker.checkpoints import Store
 from vox_tinker.clients import Clients
 from vox_tinker.engine import Engine
@@ -29,7 +30,6 @@ from vox_tinker.sessions import Served, Sessions
 if TYPE_CHECKING:
     from vox_core.api.models import Observe, Progress
 
-MIN_KEY = 16
 PREFIX = "tml-"
 """What the SDK wants an API key to begin with."""
 KEPT = 8192
@@ -60,7 +60,7 @@ def serve(
     Raises:
         InputError: found before a model is loaded.
     """
-    require_key(host, key)
+    require_key(host, key, PREFIX)
     named = named_models(models)
     with closing(listening(host, port)) as listener, ExitStack() as stack:
         make_folder(out)
@@ -68,10 +68,8 @@ def serve(
             name: stack.enter_context(opened(name, reference, settings, observe, progress))
             for name, reference in named.items()
         }
-        address, bound = listener.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
-        ready(f"http://{shown}:{bound}", served)
-        with _ignored(signal.SIGINT, signal.SIGTERM):
+        ready(url_of(listener), served)
+        with signals_ignored(signal.SIGINT, signal.SIGTERM):
             asyncio.run(answer(served, Store(out), key, listener, local=host in LOOPBACK))
 
 
@@ -156,67 +154,3 @@ def named_models(models: Sequence[str]) -> dict[str, str]:
             remedy="name one: --model smollm2-135m",
         )
     return found
-
-
-def require_key(host: str, key: str | None) -> None:
-    """Check the key.
-
-    Raises:
-        ConfigError: C002, it is too short, or no key to the SDK; C004, the address needs one.
-    """
-    if key is not None and (len(key) < MIN_KEY or not key.startswith(PREFIX)):
-        raise ConfigError(
-            "C002",
-            "the API key cannot be used",
-            where="--api-key or VOX_API_KEY",
-            found=f"{len(key)} characters" if key.startswith(PREFIX) else f"no {PREFIX!r} in front",
-            expected=f"{PREFIX!r}, which the SDK insists on, and {MIN_KEY} characters or more",
-            remedy=f'make one with: python -c \'import secrets; print("{PREFIX}" + '
-            "secrets.token_urlsafe())'",
-        )
-    if key is None and host not in LOOPBACK:
-        raise ConfigError(
-            "C004",
-            "other machines could use the server without a key",
-            where="--host",
-            found=host,
-            expected="127.0.0.1, or an API key",
-            remedy="set VOX_API_KEY, or leave out --host",
-        )
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, so that a port in use is found before a model is loaded.
-
-    Raises:
-        ConfigError: C002, the address cannot be used.
-    """
-    try:
-        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )
-        # With its protocol named: asyncio sets TCP_NODELAY on such sockets only.
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()
-        return listener
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            "C002",
-            "the server cannot listen on this address",
-            where="--host and --port",
-            found=f"{host}:{port}: {error}",
-            remedy="stop the other server, or choose another --port; 0 takes a free one",
-        ) from error
-
-
-@contextmanager
-def _ignored(*signals: signal.Signals) -> Iterator[None]:
-    """Let the command end as usual when uvicorn raises its signal again."""
-    before = {number: signal.signal(number, lambda *_: None) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
