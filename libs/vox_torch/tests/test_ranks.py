@@ -66,8 +66,10 @@ def weights(run: Path) -> bytes:
 
 FORKED = """
 import os, sys
+import vox_torch.ranks
 from vox_core.cli import root
 
+vox_torch.ranks.PIECE = 1000
 folder, *command = sys.argv[1:]
 root.main([*command, "--out", folder + "/one"], standalone_mode=False)
 child = os.fork()

@@ -1,10 +1,11 @@
 """The ranks of a run, over gloo: what they exchange, and the sum of their gradients.
 
 `gather_sum` adds the gradients of every part of a step in the order of ranks: rank 0 sends its sum
-to rank 1, which adds its own gradients to it one after the other, and so on; the last rank sends
-the total to all. One process adds the same numbers in the same order, so the total is the same bit
-for bit. A rank sends 2 (N - 1) / N times the adapter's gradient, on average. A rank above 0 keeps
-its gradients apart until then: one copy of the adapter's size for each part that it computes.
+to rank 1, which adds its own gradients to it one after the other, and so on; the total goes back
+the same way. One process adds the same numbers in the same order, so the total is the same bit for
+bit. It travels in pieces, so that all ranks send at once. A rank sends 2 (N - 1) / N times the
+adapter's gradient, on average. A rank above 0 keeps its gradients apart until then: one copy of the
+adapter's size for each part that it computes.
 
 On one machine the ranks find one another through a file and talk over the loopback interface.
 `MASTER_ADDR` and `MASTER_PORT`, as torchrun sets them, name another place. No message is pickled.
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 RENDEZVOUS = "RENDEZVOUS_FILE"
 """Variable with the path of the file through which the ranks of one machine find one another."""
+PIECE = 1 << 20
+"""Numbers that a rank sends at once; the next rank adds to them while it sends the next."""
 PATIENCE = timedelta(hours=2)
 """How long a rank waits for the others, whose steps and checkpoints take time. A launcher notices a
 dead one long before."""
@@ -84,14 +87,20 @@ class Ranks:
         """
         self.settle()
         rank, last = self.world.rank, self.world.size - 1
+        pieces = zip(*(flat.split(PIECE) for flat in (total, *kept)), strict=True)
         with self._reached():
-            if rank:
-                self._dist.recv(total, rank - 1)
-            for gradients in kept:
-                total += gradients
-            if rank < last:
-                self._dist.send(total, rank + 1)
-            self._dist.broadcast(total, last)
+            for piece, *own in pieces:
+                if rank:
+                    self._dist.recv(piece, rank - 1)
+                for gradients in own:
+                    piece.add_(gradients)
+                if rank < last:
+                    self._dist.send(piece, rank + 1)
+            for piece in total.split(PIECE):
+                if rank < last:
+                    self._dist.recv(piece, rank + 1)
+                if rank:
+                    self._dist.send(piece, rank - 1)
         return total
 
     def close(self) -> None:
