@@ -254,12 +254,10 @@ def test_a_second_signal_in_the_update_keeps_the_checkpoint_before(made, whole, 
     assert_same_run(asked.out, whole(**SMALL))
 
 
-def test_a_second_signal_in_a_validation_keeps_the_checkpoint_before(
-    made, whole, monkeypatch, tmp_path
-):
-    """A step without its validation is not kept: the resumed run would never measure it."""
+def test_a_second_signal_in_a_validation_keeps_the_step(made, whole, monkeypatch, tmp_path):
+    """The resumed run begins with the validation."""
     through = whole(**WORSE_AND_SHORT)
-    for validation, newest in ((4, 2), (8, 6)):  # after step 3, and after the last, 7
+    for validation, newest, known in ((4, 3, 8), (8, 7, 7)):  # step 7's checkpoint came before
         asked = made(**WORSE_AND_SHORT, save_every=2, out=tmp_path / f"run-{validation}")
         with monkeypatch.context() as patched:
             _interrupt(patched, "evaluate", validation)
@@ -271,7 +269,8 @@ def test_a_second_signal_in_a_validation_keeps_the_checkpoint_before(
         assert_same_run(asked.out, through)
         best = json.loads((asked.out / "checkpoints/step-7/state.json").read_text())
         other = json.loads((through / "checkpoints/step-7/state.json").read_text())
-        assert (best["losses"], best["validations"]) == (other["losses"], other["validations"])
+        assert best["losses"] == other["losses"]
+        assert best["validations"] == other["validations"][:known]
 
 
 @pytest.mark.parametrize("event", [StepDone, Validation])

@@ -105,19 +105,20 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
     def emit(event: Event) -> None:
         session.emit(session.metrics.measured(event) if isinstance(event, StepDone) else event)
 
-    first = next(steps_of(plan, start.step + 1), None)
     dtype, updates = plan.execution.dtype, plan.settings.updates
     check = partial(take_old_log_probs, dtype=dtype, updates=updates)
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vox-"))
         context = Context(Path(scratch), emit, session.world)
-        if first is None or session.progress.exhausted:  # killed before all was written
+        ended = start.step == contract.total_steps and not _is_unvalidated(session, start.step)
+        if (ended and not inputs.evaluator) or session.progress.exhausted:  # not all was written
 
             def load() -> Model:
                 return stack.enter_context(_loaded(plan, context, inputs.model.path, inputs.quant))
 
             yield Trained(start, stopped=False, model=load, learner=None)
             return
+        first = next(steps_of(plan, min(start.step + 1, contract.total_steps)))
         document = probe_document(first.batches)
         job = TrainJob(plan.execution, inputs.model.path, document, plan.settings.shard)
         trainer = stack.enter_context(contextlib.closing(inputs.backend.train(job, context)))
@@ -172,9 +173,11 @@ def _follow(
     plan = session.plan
 
     def validate() -> None:
-        emit(source.validation(learner))
+        with before_update():  # an error or an interrupt keeps the state
+            validation = source.validation(learner)
+        emit(validation)
 
-    if learner.step == 0 and plan.data.valid is not None:
+    if _is_unvalidated(session, learner.step):
         validate()
     evaluate()  # after a kill, completes what is there
     session.metrics.begin()
@@ -219,6 +222,13 @@ def _evaluate(
     if scores is not None:
         named = {f"eval/{task}": score for task, score in scores.items()}
         context.emit(Evaluation(step, named, str(folder)))
+
+
+def _is_unvalidated(session: Session, step: int) -> bool:
+    plan = session.plan
+    due = step == 0 or is_validated(step, plan.contract.total_steps, plan.settings.eval_every)
+    known = {validated for validated, _ in session.progress.validations}
+    return plan.data.valid is not None and due and step not in known
 
 
 def _at_boundary(plan: RunPlan, step: int) -> bool:
