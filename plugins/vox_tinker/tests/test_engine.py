@@ -121,3 +121,11 @@ def test_a_failure_is_each_client_s_own() -> None:
     trainer, told = computed([("a", (1,)), ("bad", (1,)), ("b", None)])
     assert told == ["b", ("a", "failed"), ("bad", "failed")]
     assert trainer.groups == [["a", "bad"]]
+
+
+def test_a_job_that_raises_ends_alone() -> None:
+    done = threading.Event()
+    with closing(Engine(base(Trainer()))) as engine:
+        engine.run(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+        engine.run(done.set)
+        assert done.wait(60)

@@ -24,7 +24,7 @@ from tinker import types
 
 from vox_tinker.checkpoints import Kind, Record, Shape, state_folder
 from vox_tinker.futures import Answer, Refused, failure, outcome
-from vox_tinker.journal import Journal, Kept, digest_of
+from vox_tinker.journal import Journal, Kept
 from vox_tinker.training import Training, planned, saved_state
 from vox_tinker.wire import read_json, read_pass
 
@@ -62,7 +62,7 @@ class Sent(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        return digest_of(self.content or self.body)
+        return hashlib.sha256(self.content or self.body).digest()
 
 
 @dataclass(slots=True, eq=False)

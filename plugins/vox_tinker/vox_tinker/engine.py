@@ -35,7 +35,7 @@ class Job(NamedTuple):
     """Work of the engine's thread.
 
     Args:
-        run: must not raise.
+        run: answers its client with its errors.
         owner: jobs of one owner are run in their order.
         joins: steps of several owners may be taken together.
     """
@@ -55,7 +55,7 @@ class Row:
     """
 
     prompt: Prompt
-    finished: Callable[[Row], None]
+    finished: Callable[[], None]
     tokens: list[Token] = field(default_factory=list)
     failed: str = ""
     cancelled: bool = False
@@ -97,7 +97,7 @@ class Engine:
     def _run(self) -> None:
         while self._wait():
             if self._jobs:
-                self._accumulate([job.run() for job in self._next()])
+                self._accumulate([_started(job) for job in self._next()])
             try:
                 self._sample()
             except Exception as error:  # whatever a backend raises ends these rows, not the server
@@ -153,11 +153,11 @@ class Engine:
     def _sample(self) -> None:
         for number in [n for n, row in self._running.items() if row.cancelled]:
             self._rows.leave(number)
-            self._finish(self._running.pop(number))
+            self._running.pop(number).finished()
         while self._queue and self._rows.has_room(self._queue[0].prompt):
             row = self._queue.popleft()
             if row.cancelled:
-                self._finish(row)
+                row.finished()
                 continue
             number = next(self._numbers)
             self._running[number] = row
@@ -165,10 +165,7 @@ class Engine:
         for token in self._rows.step() if self._running else ():
             self._running[token.row].tokens.append(token)
             if token.finish:
-                self._finish(self._running.pop(token.row))
-
-    def _finish(self, row: Row) -> None:
-        row.finished(row)
+                self._running.pop(token.row).finished()
 
     def _fail(self, why: str) -> None:
         failed = [*self._running.values()]
@@ -177,7 +174,16 @@ class Engine:
         self._generator.close()
         for row in failed:
             row.failed = why
-            self._finish(row)
+            row.finished()
+
+
+def _started(job: Job) -> Steps | None:
+    """Run a job; one that fails without an answer ends alone."""
+    try:
+        return job.run()
+    except Exception:
+        log.exception("a job failed")
+        return None
 
 
 def _resumed(resume: Callable[[Any], Call], given: object) -> Call | None:

@@ -10,7 +10,6 @@ A commit survives the death of the process. After a power failure the last ones 
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,8 +126,3 @@ class Journal:
                 query, (model_id, seq_id)
             )
         ]
-
-
-def digest_of(body: bytes) -> bytes:
-    """Return the SHA-256 of a request's body."""
-    return hashlib.sha256(body).digest()

@@ -28,7 +28,7 @@ from vox_core.api.plans import vocabulary_size
 from vox_core.api.rows import special_ids
 from vox_core.contract import Batch
 from vox_tinker.engine import Engine, Row
-from vox_tinker.futures import Answer, Refused, outcome
+from vox_tinker.futures import Answer, Refused, failure, outcome
 from vox_tinker.training import require_tokens
 from vox_tinker.wire import prompt_tokens, sample_answer
 
@@ -172,7 +172,7 @@ class SampleWork:
             raise
         left = self.count
 
-        def finished(_: Row) -> None:
+        def finished() -> None:
             nonlocal left
             left -= 1
             if left == 0:
@@ -303,7 +303,7 @@ class Samplers:
         try:
             work = SampleWork.of(served.base, folder, request, own_seed)
         except Refused as error:
-            self._finish(request_id, outcome(partial(_raise, error)))
+            self._finish(request_id, failure(error))
         else:
             served.engine.run(partial(self._start, request_id, served, work))
         return made
@@ -315,13 +315,10 @@ class Samplers:
             self._rows.pop(request_id, None)
             self._finish(request_id, answer)
 
-        def begin() -> Answer:
-            rows = work.start(served.engine, served.adapters, resolve)
-            self._rows[request_id] = rows
-            return Answer(b"")
-
-        if (answer := outcome(begin)).content:
-            resolve(answer)
+        try:
+            self._rows[request_id] = work.start(served.engine, served.adapters, resolve)
+        except Exception as error:  # noqa: BLE001 - it ends this request, not the server
+            resolve(failure(error))
 
     def _finish(self, request_id: str, answer: Answer) -> None:
         """End a request for samples, from any thread."""
@@ -370,7 +367,3 @@ def _require_supported(request: types.SampleRequest) -> None:
         raise Refused(f"sampling_params.top_p={params.top_p}: it must be above 0, and at most 1")
     if params.top_k == 0 or params.top_k < -1:
         raise Refused(f"sampling_params.top_k={params.top_k}: it must be -1, or 1 or more")
-
-
-def _raise(error: Exception) -> Answer:
-    raise error
