@@ -122,7 +122,7 @@ CODES: dict[str, str] = {
     "I013": "an earlier change of the environment was interrupted",
     "S001": "the disk is full",
     "S002": "a file could not be read or written",
-    "T001": "the loss or the gradient is not finite, several times in a row",
+    "T001": "a loss, a gradient, weights or logits are not finite",
     "T002": "out of memory",
     "T003": "an objective gave weights of a wrong shape",
     "T004": "an answer cannot be scored",

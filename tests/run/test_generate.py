@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.run.numbers_model import VOCABULARY, InParts, Numbers
 from vox_core.data.tokenizer import load_tokenizer
+from vox_core.errors import TrainingError
 from vox_core.run import generate
 from vox_core.run.generate import Generator, Prompt, cache_bytes
 from vox_core.run.load import AnswerText, apart
@@ -255,6 +256,16 @@ def test_rows_leave_when_a_step_fails() -> None:
     with pytest.raises(LookupError):
         list(Generator(model).generate([*prompts(), broken]))
     assert model.inside == []
+
+
+def test_logits_that_are_no_numbers_end_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Numbers()
+    monkeypatch.setattr(model, "logits", lambda *_: np.full((1, VOCABULARY), np.nan, np.float32))
+    for temperature in (0.0, 1.0):
+        prompt = Prompt((1, 2, 3), Sampling(temperature=temperature))
+        with pytest.raises(TrainingError, match="not numbers"):
+            list(Generator(model).generate([prompt]))
+    assert not model.inside
 
 
 def test_no_prompts_no_tokens() -> None:

@@ -12,12 +12,14 @@ Shape legend: V vocabulary.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vox_core.contract import DType, Model
+from vox_core.errors import TrainingError
 from vox_core.run.plan import text_config
 from vox_core.run.sampling import Sampling, log_prob, next_token, top_log_probs
 
@@ -272,7 +274,13 @@ class _Row:
         return next((i for i in range(most) if row.tokens[i] != self.tokens[i]), most), number
 
     def choose(self, logits_V: Floats, log_probs: bool) -> Token:
-        """Choose the next token and append it."""
+        """Choose the next token and append it.
+
+        Raises:
+            TrainingError: T001, the logits are not numbers.
+        """
+        if math.isnan(logits_V.max()):  # argmax would choose such a token
+            raise _no_numbers(self.tokens)
         generated = len(self.tokens) - len(self.prompt.tokens)
         allowed_V = self.prompt.allowed(len(logits_V)) if self.prompt.allowed else None
         token = next_token(logits_V, self.prompt.sampling, self.tokens, generated, allowed_V)
@@ -286,6 +294,16 @@ class _Row:
             return Token(self.index, token, None, finish)
         top = top_log_probs(logits_V, self.prompt.top or 0)
         return Token(self.index, token, log_prob(logits_V, token), finish, top)
+
+
+def _no_numbers(tokens: Sequence[int]) -> TrainingError:
+    return TrainingError(
+        "T001",
+        "the model's logits are not numbers",
+        found=f"NaN after {len(tokens)} tokens of a row",
+        remedy="use a dtype with a larger range (--dtype bf16 or --dtype fp32); if it is fp32 "
+        "already, the weights are damaged",
+    )
 
 
 def most_rows(hardware: Hardware) -> int:
