@@ -19,7 +19,7 @@ MIN_KEY = 16
 """Characters of an API key."""
 
 
-def listening(host: str, port: int, stalled: int | None = None) -> socket.socket:
+def listening(host: str, port: int, stalled: int = 60) -> socket.socket:
     """Return a socket that listens, so that a port in use is found before a model is loaded.
 
     Args:
@@ -37,7 +37,7 @@ def listening(host: str, port: int, stalled: int | None = None) -> socket.socket
             # each response on a kept-alive connection waits 40 ms.
             listener = unless_it_listens.enter_context(socket.socket(family, kind, protocol))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if stalled and hasattr(socket, "TCP_USER_TIMEOUT"):  # connections have their listener's
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections have their listener's
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stalled * 1000)
             listener.bind(address)
             listener.listen()

@@ -42,8 +42,6 @@ ends the engine after the block."""
 ENTRY_POINTS = "vox_serve.engines"
 KEPT = 8192
 """Cached tokens of ended answers, for prompts that begin alike; 190 MB for SmolLM2 in bfloat16."""
-STALLED = 60
-"""Seconds after which a client that reads nothing loses its connection."""
 CONNECTIONS = 4
 """Open connections for each answer that may be generated or wait."""
 
@@ -77,7 +75,7 @@ def checked_listener(settings: ServeSettings, key: str | None) -> socket.socket:
     """Check key, address and folder; return a socket that listens. Raises ConfigError."""
     require_key(settings.host, key)
     require_allowed(settings)
-    return listening(settings.host, settings.port, STALLED)
+    return listening(settings.host, settings.port)
 
 
 @contextmanager
