@@ -1,10 +1,11 @@
 """Training clients of `vox tinker serve` at once, against the same clients one after another.
 
-    python benchmarks/tinker_clients.py [--model smollm2-135m] [--dtype fp32] [--clients 4]
+    python -m benchmarks.tinker_clients [--model smollm2-135m] [--dtype fp32] [--clients 4]
 
 Each step of a client is a `forward_backward` with one document and an `optim_step`, through the
-real SDK; it waits for both before the next one. Documents are random tokens. Prints tokens per
-second; the turns of both ways alternate.
+real SDK; it waits for both before the next one. Documents are random tokens. The turns of both ways
+alternate. Prints tokens per second, and per processor second of the server, which other load on the
+machine changes less; set OMP_NUM_THREADS=1 for these, since threads that wait count, too.
 """
 
 from __future__ import annotations
@@ -25,19 +26,22 @@ import numpy as np
 import tinker
 from tinker import types
 
+from benchmarks.tinker_skyrl import processor_seconds
+
 ADAM = types.AdamParams(learning_rate=1e-4)
 NAME = "base"
 
 
 @contextmanager
-def server(model: str, dtype: str, backend: str, runs: str) -> Iterator[str]:
+def server(model: str, dtype: str, backend: str, runs: str) -> Iterator[tuple[str, int]]:
     command = [
         sys.executable, "-m", "vox_core.cli", "tinker", "serve", "--model", f"{NAME}={model}",
         "--backend", backend, "--dtype", dtype, "--port", "0", "--out", runs,
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None
-        yield next(line for line in started.stdout if "TINKER_BASE_URL" in line).split()[-1]
+        url = next(line for line in started.stdout if "TINKER_BASE_URL" in line).split()[-1]
+        yield url, started.pid
         started.terminate()
 
 
@@ -71,7 +75,7 @@ def main() -> None:
     random = np.random.default_rng(0)
     with (
         tempfile.TemporaryDirectory() as runs,
-        server(given.model, given.dtype, given.backend, runs) as url,
+        server(given.model, given.dtype, given.backend, runs) as (url, pid),
         ThreadPoolExecutor(given.clients) as pool,
     ):
         service = tinker.ServiceClient(base_url=url)
@@ -80,28 +84,33 @@ def main() -> None:
             for seed in range(given.clients)
         ]
 
-        def rate(way: str, length: int) -> float:
+        def rates(way: str, length: int) -> tuple[float, float]:
+            """Return tokens per second and per processor second."""
             data = [[datum(random, length) for _ in range(given.steps)] for _ in clients]
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), processor_seconds(pid)
             run = map if way == "alone" else pool.map
             list(run(trained, clients, data))
-            return given.clients * given.steps * length / (time.perf_counter() - began)
+            tokens = given.clients * given.steps * length
+            took = time.perf_counter() - began, processor_seconds(pid) - busy
+            return tokens / took[0], tokens / took[1]
 
         for length in given.lengths:
-            found = {"alone": list[float](), "at once": list[float]()}
+            found = {"alone": list[tuple[float, float]](), "at once": list[tuple[float, float]]()}
             for turn in range(given.turns + 1):
                 for way in found:
-                    measured = rate(way, length)
+                    measured = rates(way, length)
                     if turn:  # the first one warms up
                         found[way].append(measured)
-            alone, at_once = (statistics.median(each) for each in found.values())
-            ratios = [b / a for a, b in zip(*found.values(), strict=True)]
-            print(
-                f"{given.clients} clients, {length} tokens, {given.dtype}: one after another "
-                f"{alone:.0f} tokens/s, at once {at_once:.0f}, {at_once / alone:.2f} times "
-                f"({min(ratios):.2f} to {max(ratios):.2f})",
-                flush=True,
-            )
+            print(f"{given.clients} clients, {length} tokens, {given.dtype}:")
+            for number, unit in enumerate(("second", "processor second")):
+                alone, at_once = ([each[number] for each in turns] for turns in found.values())
+                ratios = [b / a for a, b in zip(alone, at_once, strict=True)]
+                print(
+                    f"    tokens per {unit}: one after another {statistics.median(alone):.0f}, at "
+                    f"once {statistics.median(at_once):.0f}, {statistics.median(ratios):.2f} times "
+                    f"({min(ratios):.2f} to {max(ratios):.2f})",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
