@@ -4,9 +4,9 @@
 
 In an environment with vox, torch and lm-eval. The rows are made here, `--rows` of each task:
 choices with four ends of several tokens, likelihoods, and short generated texts. Both run in
-float32, in one process, in turns: a part of the rows by each. Seconds are processor time, which
-other processes change little; with OMP_NUM_THREADS=1 no thread waits for another. lm-eval has its
-default batch size, 1.
+float32, in one process, in turns: a part of the rows by each. What holds so far is printed after
+each part. Seconds are processor time, which other processes change little; with OMP_NUM_THREADS=1
+no thread waits for another. lm-eval has its default batch size, 1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORDS = [
     "planet",
     "soldier",
 ]
-PARTS = 5
+PARTS = 20
 YAML = """task: {name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}
@@ -94,8 +94,8 @@ def tasks_of(names: list[str], count: int, folder: Path) -> Iterator[tuple[str, 
                 YAML.format(name=file.stem, data=data, target=target, kind=kind, more=more)
             )
     manager = TaskManager(include_path=[str(folder)], include_defaults=False)
-    for name in names:
-        for part in range(PARTS):
+    for part in range(PARTS):
+        for name in names:
             yield name, manager.load([f"{name}_{part}"])["tasks"][f"{name}_{part}"]
 
 
@@ -149,6 +149,7 @@ def main() -> None:
         seconds = {(name, model): 0.0 for name in given.tasks for model in models}
         worst = dict.fromkeys(seconds, 0.0)
         differ, figures_differ = dict.fromkeys(seconds, 0), dict.fromkeys(seconds, 0)
+        rows_done = dict.fromkeys(given.tasks, 0)
         for name, task in tasks_of(given.tasks, given.rows, Path(scratch)):
             theirs, their_figures = None, None
             for model, lm in models.items():
@@ -167,14 +168,17 @@ def main() -> None:
                         differ[name, model] += sum(
                             x[1] != y[1] for x, y in zip(own, theirs, strict=True)
                         )
-        for (name, model), took in seconds.items():
-            ratio = seconds[name, "hf"] / took
-            print(
-                f"{name:10s} {model:4s} {took:8.1f} s  {ratio:5.2f} x  log-likelihoods differ by "
-                f"{worst[name, model]:.2e} at most, answers in {differ[name, model]} rows, "
-                f"accuracies in {figures_differ[name, model]} of {PARTS} parts",
-                flush=True,
-            )
+            rows_done[name] += len(theirs or ()) // (4 if name == "choice" else 1)
+            if name != given.tasks[-1]:
+                continue
+            for (of, model), took in seconds.items():
+                print(
+                    f"{rows_done[of]:5d} rows  {of:10s} {model:4s} {took:8.1f} s  "
+                    f"{seconds[of, 'hf'] / took:5.2f} x  log-likelihoods differ by "
+                    f"{worst[of, model]:.2e} at most, answers in {differ[of, model]} rows, "
+                    f"accuracies in {figures_differ[of, model]} parts",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
         self._model, self._path, self._greedy, self._observe = model, path, greedy, observe
         self.tokenizer = model.tokenizer
         self._kept = continued(path, _parsed)
+        self._wanted: Sequence[bool] = ()
 
     @property
     def max_length(self) -> int:
@@ -83,11 +84,8 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
         self, requests: Sequence[Any], disable_tqdm: bool = True
     ) -> list[tuple[float, bool]]:
         """Return log p(continuation | context), and whether it is the greedy one."""
-        found = super().loglikelihood(requests, disable_tqdm=True)
-        return [
-            (total, greedy and request.task_name in self._greedy)
-            for request, (total, greedy) in zip(requests, found, strict=True)
-        ]
+        self._wanted = [request.task_name in self._greedy for request in requests]
+        return list(super().loglikelihood(requests, disable_tqdm=True))
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = True
@@ -105,6 +103,7 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
                 context, continuation = make_disjoint_window(window)
                 windows.append(((text, ""), list(context), list(continuation)))
                 owners.append(number)
+        self._wanted = [False] * len(windows)
         totals = [0.0] * len(requests)
         found = self._blocks("log-probabilities", windows, self._sums)
         for owner, (total, _) in zip(owners, found, strict=True):
@@ -141,30 +140,35 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
             found += self._kept[name]
         return found
 
-    def _sums(self, block: Sequence[Pair], _: int) -> list[tuple[float, bool]]:
-        most = self.max_length
+    def _sums(self, block: Sequence[Pair], start: int) -> list[tuple[float, bool]]:
         documents = [
             Document(
-                tokens := [*context, *continuation][-most - 1 :], len(tokens) - len(continuation)
+                tokens := [*context, *continuation][-self.max_length - 1 :],
+                len(tokens) - len(continuation),
             )
             for _, context, continuation in block
         ]
         parts = log_probs(self._model, documents)
+        wanted = [at for at in range(len(block)) if self._wanted[start + at]]
         # A token with more than half of the probability is the greedy one.
-        sure = [bool((part > math.log(0.5)).all()) for part in parts]
-        open_ = [] if not self._greedy else [i for i, each in enumerate(sure) if not each]
-        questions = [
-            Question(
-                block[i][1][-(most + 1 - len(block[i][2])) :],
-                Sampling(max_tokens=len(block[i][2])),
-                (),
-            )
-            for i in open_
-        ]
-        for at, reply in self._model.replies(questions):
-            sure[open_[at]] = list(reply.tokens) == list(block[open_[at]][2])
+        sure = {at for at in wanted if (parts[at] > math.log(0.5)).all()}
+        greedy = sure | self._greedy_of(block, [at for at in wanted if at not in sure])
         sums = [float(part.sum(dtype="float64")) for part in parts]
-        return list(zip(sums, sure, strict=True))
+        return [(total, at in greedy) for at, total in enumerate(sums)]
+
+    def _greedy_of(self, block: Sequence[Pair], numbers: Sequence[int]) -> set[int]:
+        """Return which continuations the model generates. Most have another first token, so that
+        one is generated before the others."""
+        for first in (True, False):
+            ends = [block[at][2][:1] if first else block[at][2] for at in numbers]
+            room = [self.max_length + 1 - len(block[at][2]) for at in numbers]
+            questions = [
+                Question(block[at][1][-tokens:], Sampling(max_tokens=len(end)), ())
+                for at, end, tokens in zip(numbers, ends, room, strict=True)
+            ]
+            replies = self._model.replies(questions)
+            numbers = [numbers[i] for i, reply in replies if list(reply.tokens) == ends[i]]
+        return {*numbers}
 
     def _texts(self, block: Sequence[tuple[str, dict[str, Any]]], start: int) -> list[str]:
         questions = [self._question(*each, start + at) for at, each in enumerate(block)]
