@@ -11,9 +11,9 @@ from scipy import stats
 from vox_core.errors import ConfigError
 from vox_eval import gate as gate_module
 from vox_eval import statistics
-from vox_eval.gate import Decision, Gate, decide, foretell, read_gate
+from vox_eval.gate import Decision, Gate, Requirement, decide, foretell, read_gate
 from vox_eval.scorecard import Scorecard, TaskScore
-from vox_eval.statistics import power_of_shares, rows_needed
+from vox_eval.statistics import above, power_of_shares, rows_needed
 from vox_eval.suites import read_suites
 
 SUPERIOR = {"suites": ["s.toml"], "require": [{"task": "t", "superior": 0.1}]}
@@ -73,6 +73,30 @@ def test_not_enough_evidence_says_how_many_rows_would_decide() -> None:
     assert found.rows_needed and found.rows_needed > 10
     # With as many rows, and the gain as it is, four of five comparisons are a yes.
     assert power_of_shares(found.rows_needed, 0.4, 0, 2, 7 / 12) == pytest.approx(0.8, abs=0.03)
+
+
+@pytest.mark.parametrize(("rows", "answer"), [(10, "not enough evidence"), (12, "yes")])
+def test_each_cycle_has_rows_to_show_it_alone(rows, answer) -> None:
+    """Of five rows in a cycle, all won, the test alone has a p of 0.031; of six, 0.016."""
+    for wins in (6, rows):
+        decision = one(wins, 0, rows - wins)
+        (found,) = decision.findings
+        assert found.p <= statistics.ONE_SIDED and min(found.cycles) > 0
+        assert decision.answer == answer
+        assert found.rows_needed == (None if answer == "yes" else 12)
+    assert one(0, 10, 0).answer == "no"
+
+
+@pytest.mark.parametrize("margin", [None, 0.01, 0.1, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("binary", [True, False])
+def test_the_fewest_rows_are_those_of_the_best_outcome(margin, binary) -> None:
+    require = {"superior": 0.1} if margin is None else {"not-inferior": margin}
+    each = Requirement.model_validate({"task": "t", **require})
+    fewest = each.fewest(binary=binary)
+    best = 0.0 if binary and margin else 1.0
+    for rows, shown in ((fewest - 1, False), (fewest, True)):
+        p = above(np.full(rows, best), np.ones(rows), each.bound, binary=binary) if rows else 1
+        assert (p <= statistics.ONE_SIDED) == shown
 
 
 def test_each_cycle_has_to_agree() -> None:
@@ -298,3 +322,9 @@ def test_the_power_is_told_beforehand(suite, write) -> None:
         f"say: 100 rows show 'superior, 0.2 matters' with a power of {power:.0%} if the gain is 0.2"
     )
     assert second.startswith("warm: 100 rows show 'not inferior by 0.2'")
+    write("say.jsonl", *({"prompt": f"Say {n}.", "ideal": str(n)} for n in range(20)))
+    _, few = foretell(gate, read_suites([suite]), "gate.toml")
+    assert (
+        few == "warm: 20 rows are too few to show 'not inferior by 0.2', "
+        "which takes 16 in each of 2 cycles"
+    )

@@ -17,10 +17,12 @@
     seconds-per-answer = 2
 
 A requirement is met if a one-sided test at 2.5 % shows it over all cycles, and each cycle's
-difference alone points the same way. It has failed if the same test shows the opposite: that the
-improvement is below the one that would matter, or the loss above the margin. Everything else is not
-enough evidence. Other tasks are guarded: one that is shown to be worse (Holm over them) is a no,
-and one whose rows are of a single source stays undecided.
+difference alone points the same way. Each cycle must have enough rows to show the requirement by
+itself, were all of them won: six. A cycle of fewer rows cannot confirm anything. A requirement has
+failed if the same test shows the opposite: that the improvement is below the one that would matter,
+or the loss above the margin. Everything else is not enough evidence. Other tasks are guarded: one
+that is shown to be worse (Holm over them) is a no, and one whose rows are of a single source stays
+undecided.
 
 All requirements have to be met, so that the chance of a wrong yes is that of a single test (the
 intersection-union test: Berger 1982, "Multiparameter hypothesis testing and acceptance sampling",
@@ -38,6 +40,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import NormalDist
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
@@ -88,6 +91,13 @@ class Requirement(Section):
     def planned(self) -> float:
         """The difference for which the power is computed."""
         return self.superior or 0.0
+
+    def fewest(self, *, binary: bool) -> int:
+        """Rows that show it at best: if all are won, or, against a margin, if all are ties."""
+        if not (binary and self.not_inferior):
+            return math.ceil(-math.log2(ONE_SIDED))  # of 2^n signs, only one is as good
+        z, margin = NormalDist().inv_cdf(1 - ONE_SIDED), self.not_inferior
+        return max(1, math.ceil(z**2 * (1 - margin) / margin))  # Tango's score test
 
     def __str__(self) -> str:
         if self.superior is not None:
@@ -142,8 +152,8 @@ class Gate(Section):
 
     @property
     def parts(self) -> int:
-        """The number of cycles."""
-        return len(self.seeds) or self.cycles
+        """Number of parts that the rows are split into. With seeds, each cycle has all rows."""
+        return 1 if self.seeds else self.cycles
 
     @property
     def compute_dtype(self) -> DTypeChoice:
@@ -252,8 +262,7 @@ def foretell(gate: Gate, suite: Suite, where: object) -> list[str]:
     for each in gate.require:
         if each.task not in tasks:
             faults.append(f"there is no task {each.task!r}; there are {', '.join(tasks)}")
-        elif not _decidable(gate, each, tasks[each.task]):
-            rows = units(tasks[each.task])
+        elif (rows := units(task := tasks[each.task])) < each.fewest(binary=_binary(gate, task)):
             what = f"{rows} rows are" if rows > 1 else "rows of one source are"
             faults.append(f"task {each.task!r}: {what} too few to show '{each}'")
     sampled = {t.id for t in suite.tasks if t.scorer.asks == "answer" and t.settings().temperature}
@@ -271,21 +280,17 @@ def _binary(gate: Gate, task: Task) -> bool:
     return task.scorer.binary and not gate.seeds and units(task) == len(task.examples)
 
 
-def _decidable(gate: Gate, each: Requirement, task: Task) -> bool:
-    """Whether the best outcome shows it: all rows won, or none lost that may be."""
-    rows, binary = units(task), _binary(gate, task)
-    best_N = np.full(rows, 0.0 if each.bound and binary else 1.0)
-    enough = above(best_N, np.ones(rows), each.bound, binary=binary) <= ONE_SIDED
-    return enough and rows >= gate.parts
-
-
 def _foretold(gate: Gate, each: Requirement, task: Task) -> str:
-    rows = units(task)
+    rows, fewest = units(task), each.fewest(binary=_binary(gate, task))
+    least = gate.parts * fewest
+    if rows < least:
+        need = f"{fewest} in each of {gate.parts} cycles"
+        return f"{task.id}: {rows} rows are too few to show '{each}', which takes {need}"
     if not _binary(gate, task):
         shift = statistics.visible_shift(rows, 2 * ONE_SIDED)
         return f"{task.id}: {rows} rows show {shift:.2f} standard deviations of their differences"
-    power = partial(_power, each, each.planned, gate.parts, 0.5)
-    need = _number(statistics.rows_needed(power, gate.parts))
+    power = partial(_power, each, each.planned, gate.cycles, 0.5)
+    need = _number(statistics.rows_needed(power, least))
     return (
         f"{task.id}: {rows} rows show '{each}' with a power of {power(rows):.0%} if the gain is "
         f"{each.planned:g}; {POWER:.0%} takes {need}, "
@@ -306,13 +311,18 @@ def _number(rows: int | None) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Gains:
-    """Differences of a task's scores, positive where the candidate is better; the mean of each
-    cycle."""
+    """Differences of a task's scores, positive where the candidate is better.
+
+    Args:
+        cycles: the mean of each cycle.
+        parts: number of parts that the rows are split into for the cycles.
+    """
 
     values_N: Doubles
     weights_N: Doubles
     binary: bool
     cycles: tuple[float, ...]
+    parts: int
 
     def above(self, bound: float) -> float:
         return above(self.values_N, self.weights_N, bound, binary=self.binary)
@@ -347,22 +357,23 @@ def _gains(gate: Gate, own: Sequence[Scorecard], other: Sequence[Scorecard], id:
     if gate.seeds:  # a row is a cluster of its scores
         names = [str(at) for at in range(rows)] * len(values)
         every = statistics.clustered(np.concatenate(values), np.concatenate(weights), names)
-        return _Gains(*every, False, tuple(map(mean, values, weights)))
+        return _Gains(*every, False, tuple(map(mean, values, weights)), gate.parts)
     order = sorted(range(rows), key=lambda at: hashlib.sha256(f"{id} {at}".encode()).digest())
     parts = [order[at :: gate.cycles] for at in range(gate.cycles)]
     cycles = tuple(mean(values[0][part], weights[0][part]) if part else 0.0 for part in parts)
-    return _Gains(values[0], weights[0], task.binary, cycles)
+    return _Gains(values[0], weights[0], task.binary, cycles, gate.parts)
 
 
 def _required(backend: str, each: Requirement, gains: _Gains) -> Finding:
-    p = gains.above(each.bound)
+    p, least = gains.above(each.bound), gains.parts * each.fewest(binary=gains.binary)
     found = partial(_finding, backend, each.task, str(each), gains, p)
-    if p <= ONE_SIDED and min(gains.cycles) > each.bound:
+    if p <= ONE_SIDED and min(gains.cycles) > each.bound and len(gains.values_N) >= least:
         return found("met")
     if gains.below(each.superior or each.bound) <= ONE_SIDED:
         return found("failed")
     undecided = found("undecided")
-    return replace(undecided, rows_needed=_needed(each, gains, max(undecided.gain, each.planned)))
+    gain = max(undecided.gain, each.planned)
+    return replace(undecided, rows_needed=_needed(each, gains, gain, least))
 
 
 def _guarded(backend: str, tasks: Mapping[str, _Gains]) -> list[Finding]:
@@ -386,8 +397,9 @@ def _finding(
     return Finding(task, backend, demand, rows, gain, interval, cycles, p, state)
 
 
-def _needed(each: Requirement, gains: _Gains, gain: float) -> int | None:
-    """Return how many rows show the requirement at 80 % power if the gain is `gain`."""
+def _needed(each: Requirement, gains: _Gains, gain: float, least: int) -> int | None:
+    """Return how many rows, `least` or more, show the requirement at 80 % power if the gain is
+    `gain`."""
     cycles, rows = len(gains.cycles), len(gains.values_N)
     # Never 0: rows on which no model was alone right so far say little about the next.
     discordant = (np.count_nonzero(gains.values_N) + 1) / (rows + 2)
@@ -397,7 +409,7 @@ def _needed(each: Requirement, gains: _Gains, gain: float) -> int | None:
         deviation = float(values.std(ddof=1)) if rows > 1 else 0.0
         shift = (gain - each.bound) / deviation if deviation else math.inf
         power = partial(statistics.power_of_means, shift, cycles)
-    return statistics.rows_needed(power, cycles)
+    return statistics.rows_needed(power, least)
 
 
 def _differences(evidence: Evidence) -> dict[str, float]:
