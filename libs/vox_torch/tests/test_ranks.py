@@ -64,6 +64,19 @@ def weights(run: Path) -> bytes:
     return (run / "adapter_model.safetensors").read_bytes()
 
 
+def answers(run: Path) -> list[bytes]:
+    """The samples of both evaluations of a run."""
+    return [(run / f"evaluations/step-{step}/eval.jsonl").read_bytes() for step in (0, 2)]
+
+
+SUITE = """
+name = "s"
+[[task]]
+id = "say"
+rows = "valid.jsonl"
+scorer = "exact"
+sampling = { max-tokens = 2 }
+"""
 FORKED = """
 import os, sys
 import vox_torch.ranks
@@ -86,13 +99,16 @@ imported once."""
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has torch")
 def test_two_processes_train_what_one_trains(command, tmp_path):
-    """Bit for bit, with dropout and validation, and with a base that is split."""
-    arguments = [*command[len(VOX) :], "--max-steps", 2]
+    """Bit for bit, with dropout, validation and evaluations, and with a base that is split."""
+    suite = tmp_path / "suite.toml"
+    suite.write_text(SUITE)
+    arguments = [*command[len(VOX) :], "--max-steps", 2, "--eval-suite", suite]
     done = vox([sys.executable, "-c", FORKED, tmp_path], *arguments)
     assert done.returncode == 0, done.stderr
     for run in ("two", "split"):
         assert numbers(tmp_path / run) == numbers(tmp_path / "one")
         assert weights(tmp_path / run) == weights(tmp_path / "one")
+        assert answers(tmp_path / run) == answers(tmp_path / "one")
 
 
 @pytest.mark.long

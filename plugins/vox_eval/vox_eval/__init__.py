@@ -23,28 +23,12 @@ that of the scorer:
 
 from vox_eval.scorer import (
     Example as Example,
-)
-from vox_eval.scorer import (
     Output as Output,
-)
-from vox_eval.scorer import (
     Score as Score,
-)
-from vox_eval.scorer import (
     Scorer as Scorer,
-)
-from vox_eval.scorer import (
     ScorerHooks as ScorerHooks,
-)
-from vox_eval.scorer import (
     ScorerSpec as ScorerSpec,
-)
-from vox_eval.scorer import (
     UnusableScorer as UnusableScorer,
-)
-from vox_eval.scorer import (
     hookimpl as hookimpl,
-)
-from vox_eval.scorer import (
     options as options,
 )

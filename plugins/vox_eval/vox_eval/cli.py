@@ -61,8 +61,9 @@ def eval_(
     settings = settings_from(EvalSettings, config_file, flags)
     if bool(harness) != bool(tasks) or (harness and settings.suite):
         raise click.UsageError("give --suite, or --harness with --tasks")
-    evaluate = _harness(harness, tasks) if harness and tasks else _suites()
+    from vox_eval.evaluation import evaluate_and_compare
 
+    evaluate = _harness(harness, tasks) if harness and tasks else evaluate_and_compare
     with display() as shown:
         report = evaluate(
             reference,
@@ -75,12 +76,6 @@ def eval_(
     else:
         _show(report)
     return report
-
-
-def _suites() -> Callable[..., Report]:
-    from vox_eval.evaluation import evaluate_and_compare
-
-    return evaluate_and_compare
 
 
 def _harness(name: str, tasks: str) -> Callable[..., Report]:

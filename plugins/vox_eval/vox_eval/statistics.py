@@ -103,12 +103,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
     Args:
         first_only, second_only: examples that only the first, and only the second, has right.
     """
-    count, ways, tail = first_only + second_only, 1, 1
-    for k in range(min(first_only, second_only)):
-        ways = ways * (count - k) // (k + 1)
-        tail += ways
-    chance: float = 2 * tail / 2**count
-    return min(1.0, chance)
+    return min(1.0, 2 * _tail(first_only + second_only, min(first_only, second_only)))
 
 
 def permutation(differences_N: Doubles, *, greater: bool = False) -> float:
