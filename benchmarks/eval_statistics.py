@@ -127,7 +127,7 @@ def main() -> int:
         limit = NOISE.get(check, EXACT)
         wrong += max(apart) > limit
         print(f"{check.__name__:20} {len(apart):3} values  {max(apart):.1e}  (allowed {limit:.1e})")
-    return wrong
+    return int(wrong)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from vox_core.weights import Weights
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from vox_core.contract import ExecutionPlan, Floats
+    from vox_core.contract import Bools, ExecutionPlan, Floats
     from vox_core.run.inputs import RunInputs
 
 ADAPTER = "adapter"
@@ -84,6 +84,18 @@ class Reply:
     finish_reason: Finish
     tokens: Sequence[int] = ()
     log_probs: Sequence[float] = ()
+
+
+def _only(tokens: Sequence[int]) -> Callable[[int], Bools]:
+    """Return a mask for each token in turn, which allows nothing else."""
+    left = iter(tokens)
+
+    def allowed(count: int) -> Bools:
+        import numpy as np
+
+        return np.isin(np.arange(count), [next(left)])
+
+    return allowed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,6 +194,29 @@ class OpenModel:
                         tuple(each.log_prob for each in row if each.log_prob is not None),
                     ),
                 )
+
+    def given(
+        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+    ) -> list[tuple[list[float], bool]]:
+        """Return, for each prompt with a given answer, log p of the answer's tokens, and whether
+        each of them is the most likely one."""
+        found: list[list[Token]] = [[] for _ in pairs]
+        prompts = (
+            Prompt(
+                tokens,
+                Sampling(max_tokens=len(answer)),
+                adapter=self._adapter,
+                top=1,
+                allowed=_only(answer),
+            )
+            for tokens, answer in pairs
+        )
+        for token in self._generator.generate(prompts, log_probs=True):
+            found[token.row].append(token)
+        return [
+            ([each.log_prob or 0.0 for each in row], all(each.id == each.top[0][0] for each in row))
+            for row in found
+        ]
 
     def log_probs(self, batch: Batch) -> Floats:
         """Return log p(target), float32 (T,): where `batch.scored_T`, and 0 elsewhere."""

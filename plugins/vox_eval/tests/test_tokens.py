@@ -6,11 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
+from vox_core.api.generating import GenerateSettings, Question, Sampling, open_model
 from vox_core.errors import DataError
 from vox_eval import evaluation
-from vox_eval.evaluation import Document, _ends, _windows
+from vox_eval.evaluation import Document, _ends, _windows, log_probs
 from vox_eval.scorer import Example
 
 START, END = "<s>", "</s>"
@@ -98,3 +100,19 @@ def test_windows_of_a_text(monkeypatch, tokenizer, expected) -> None:
 def test_a_single_token_without_anything_before_it_has_no_likelihood() -> None:
     with pytest.raises(DataError, match="a text of a single token"):
         _windows(Model(Words()), "a")  # type: ignore[arg-type]
+
+
+def test_a_given_answer_has_the_log_probabilities_of_its_text(llama) -> None:
+    """And is the greedy one if the model generates it."""
+    prompts = [[5, 9, 30, 12], [7, 8], [40, 41, 42]]
+    with open_model(str(llama), GenerateSettings(backend="cpu", dtype="fp32")) as model:
+        asked = [Question(each, Sampling(max_tokens=3), ()) for each in prompts]
+        replies = dict(model.replies(asked))
+        pairs = [(each, replies[at].tokens) for at, each in enumerate(prompts)]
+        pairs += [(each, [*tokens[:-1], tokens[-1] ^ 1]) for each, tokens in pairs]
+        found = model.given(pairs)
+        documents = [Document([*each, *answer], len(each)) for each, answer in pairs]
+        expected = log_probs(model, documents)
+    assert [greedy for _, greedy in found] == [True] * 3 + [False] * 3
+    for (own, _), other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-5)

@@ -126,7 +126,7 @@ def test_long_contexts_are_cut_as_lm_evals_own_model_cuts_them(llama, tmp_path) 
                 pairs.append((("", ""), before, [*reply.tokens[:3], last]))
         ours._wanted = [True] * len(pairs)
         found = ours._loglikelihood_tokens(pairs)
-        ours._wanted, model.replies = [False], None  # as of choices: nothing is generated
+        ours._wanted = [False]  # as of choices, whose tasks do not need to know
         assert not ours._loglikelihood_tokens(pairs[:1])[0][1]
     expected = theirs._loglikelihood_tokens(pairs, disable_tqdm=True)
     assert [greedy for _, greedy in found] == [bool(greedy) for _, greedy in expected]

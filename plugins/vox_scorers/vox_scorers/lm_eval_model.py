@@ -141,34 +141,21 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
         return found
 
     def _sums(self, block: Sequence[Pair], start: int) -> list[tuple[float, bool]]:
-        documents = [
-            Document(
-                tokens := [*context, *continuation][-self.max_length - 1 :],
-                len(tokens) - len(continuation),
-            )
-            for _, context, continuation in block
-        ]
-        parts = log_probs(self._model, documents)
+        """Return the log-likelihood of each continuation, and whether it is greedy where that is
+        wanted. Log-probabilities alone take one pass without a cache."""
+        most, found = self.max_length + 1, dict[int, tuple[float, bool]]()
         wanted = [at for at in range(len(block)) if self._wanted[start + at]]
-        # A token with more than half of the probability is the greedy one.
-        sure = {at for at in wanted if (parts[at] > math.log(0.5)).all()}
-        greedy = sure | self._greedy_of(block, [at for at in wanted if at not in sure])
-        sums = [float(part.sum(dtype="float64")) for part in parts]
-        return [(total, at in greedy) for at, total in enumerate(sums)]
-
-    def _greedy_of(self, block: Sequence[Pair], numbers: Sequence[int]) -> set[int]:
-        """Return which continuations the model generates. Most have another first token, so that
-        one is generated before the others."""
-        for first in (True, False):
-            ends = [block[at][2][:1] if first else block[at][2] for at in numbers]
-            room = [self.max_length + 1 - len(block[at][2]) for at in numbers]
-            questions = [
-                Question(block[at][1][-tokens:], Sampling(max_tokens=len(end)), ())
-                for at, end, tokens in zip(numbers, ends, room, strict=True)
-            ]
-            replies = self._model.replies(questions)
-            numbers = [numbers[i] for i, reply in replies if list(reply.tokens) == ends[i]]
-        return {*numbers}
+        pairs = [(block[at][1][-(most - len(block[at][2])) :], block[at][2]) for at in wanted]
+        for at, (log_probs_, greedy) in zip(wanted, self._model.given(pairs), strict=True):
+            found[at] = math.fsum(log_probs_), greedy
+        others = [at for at in range(len(block)) if at not in found]
+        documents = [
+            Document(tokens := [*context, *continuation][-most:], len(tokens) - len(continuation))
+            for _, context, continuation in (block[at] for at in others)
+        ]
+        for at, part in zip(others, log_probs(self._model, documents), strict=True):
+            found[at] = float(part.sum(dtype="float64")), False
+        return [found[at] for at in range(len(block))]
 
     def _texts(self, block: Sequence[tuple[str, dict[str, Any]]], start: int) -> list[str]:
         questions = [self._question(*each, start + at) for at, each in enumerate(block)]
