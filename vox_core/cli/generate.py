@@ -54,10 +54,10 @@ def generate(
 ) -> str:
     """Generate an answer to one prompt, or to every line of a file.
 
-    RUN|MODEL is a run folder, an adapter saved by PEFT, a merged folder, or a base model. The
-    PROMPT - reads stdin. --json prints one object per answer, each on its own line. --file prints
-    them, too, in the order of the lines; with --out, the same command continues after an
-    interruption.
+    RUN|MODEL is a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base
+    model. The PROMPT - reads stdin. --json prints one object per answer, each on its own line.
+    --file prints them, too, in the order of the lines; with --out, the same command continues after
+    an interruption.
     """
     settings = settings_from(GenerateSettings, config_file, flags)
     _require_variety(settings)

@@ -372,7 +372,8 @@ class TrainSettings(DataSettings):
     )
     seed: Seed = Field(42, description="Seed of adapter weights, data order and dropout.")
     eval_every: Count = Field(
-        0, description="Steps between validations and evaluations; 0: only at the end."
+        0,
+        description="Steps between validations and evaluations; 0: only before and after training.",
     )
     eval_suite: Paths = Field(
         (),

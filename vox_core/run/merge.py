@@ -314,7 +314,7 @@ def _nothing_to_merge(reference: str, found: str) -> AdapterError:
         "there is no adapter to merge",
         where=reference,
         found=found,
-        expected="a run folder of `vox train`, or a folder saved by PEFT",
+        expected="a run folder of `vox train`, or a folder saved by PEFT or mlx-lm",
         remedy="correct the path; vox runs list shows the runs",
     )
 
