@@ -5,8 +5,8 @@
 In an environment with vox, torch and lm-eval. The rows are made here, `--rows` of each task:
 choices with four ends of several tokens, likelihoods, and short generated texts. Both run in
 float32, in one process, in turns: a part of the rows by each. What holds so far is printed after
-each part. Seconds are processor time, which other processes change little; with OMP_NUM_THREADS=1
-no thread waits for another. lm-eval has its default batch size, 1.
+each part. Seconds are processor time within the model, which other processes change little; with
+OMP_NUM_THREADS=1 no thread waits for another. lm-eval has its default batch size, 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,22 @@ def tasks_of(names: list[str], count: int, folder: Path) -> Iterator[tuple[str, 
 
 
 def evaluated(model: Any, task: Any) -> tuple[float, list[dict[str, Any]], dict[str, float]]:
-    """Return the seconds of processor time, samples and figures."""
+    """Return the seconds of processor time within the model, samples and figures: lm-eval's own
+    work is the same for each part and model."""
     from lm_eval import simple_evaluate
 
-    began = time.process_time()
+    seconds = 0.0
+
+    def timed(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal seconds
+        began = time.process_time()
+        answers = compute(*args, **kwargs)
+        seconds += time.process_time() - began
+        return answers
+
+    for name in ("loglikelihood", "generate_until"):
+        setattr(model, name, partial(timed, getattr(type(model), name), model))
     found = simple_evaluate(model=model, tasks=[task], bootstrap_iters=10)
-    seconds = time.process_time() - began
     (samples,), (figures,) = found["samples"].values(), found["results"].values()
     return (
         seconds,
