@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,6 +53,17 @@ def test_ranks_start_where_no_affinity_is_known(monkeypatch):
     """As on macOS."""
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     assert launch(LaunchJob(("--version",), 1, "torchrun")).exit_code == 0
+
+
+@pytest.mark.parametrize(("dead", "seconds"), [(0, 5), (1, 60)])
+def test_nobody_waits_long_once_rank_0_has_died(dead, seconds, monkeypatch):
+    """Only rank 0 may have a checkpoint to finish; the others may wait for a peer forever."""
+    clock = [0.0]
+    monkeypatch.setattr(launching.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(launching.time, "sleep", lambda _: clock.append(clock.pop() + 1))
+    ranks = [SimpleNamespace(alive=number != dead, record=None) for number in range(2)]
+    launching._wait_for_others(ranks)
+    assert clock == [seconds]
 
 
 def test_an_error_that_every_rank_finds_is_the_run_s(tmp_path):

@@ -39,6 +39,8 @@ SILENCE = 15.0
 keep Python's lock that long, and with it the thread that beats."""
 GRACE = 60.0
 """Seconds in which the other ranks may end after one has failed: rank 0 writes a checkpoint."""
+GRACE_WITHOUT_FIRST = 5.0
+"""The same, if rank 0 has ended: no other rank writes anything."""
 GRACE_AT_START = 1.0
 """The same, if the failure is bad input, which every rank finds."""
 IMPATIENCE = 5.0
@@ -284,7 +286,8 @@ def _wait_for_others(ranks: list[Rank]) -> None:
     """Let the other ranks end: their checkpoint may be half written."""
     records = [rank.record for rank in ranks if not rank.alive]
     at_start = any(record and record["exit"] == 2 for record in records)
-    end = time.monotonic() + (GRACE_AT_START if at_start else GRACE)
+    grace = GRACE if ranks[0].alive else GRACE_WITHOUT_FIRST
+    end = time.monotonic() + (GRACE_AT_START if at_start else grace)
     while time.monotonic() < end and any(rank.alive for rank in ranks):
         time.sleep(_POLL)
 
