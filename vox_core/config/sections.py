@@ -577,7 +577,7 @@ class ServeSettings(LoadSettings):
     )
     max_batch: PositiveInt | None = Field(
         None,
-        description="Max answers generated at once.  [default: 8 on a CPU, 32 on an accelerator]",
+        description="Max answers generated at once.  [default: 16 on a CPU, 32 on an accelerator]",
     )
     queue: Count = Field(64, description="Max answers that wait; more requests get status 429.")
     max_tokens: PositiveInt = Field(

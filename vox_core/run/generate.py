@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vox_core.contract import Bools, Floats
     from vox_core.host.probe import Hardware
 
-ROWS_ON_CPU = 8
+ROWS_ON_CPU = 16
 ROWS_ON_ACCELERATOR = 32
 CACHE_SHARE = 0.25
 """Share of the memory that the model leaves free, for the KV cache of all rows."""
