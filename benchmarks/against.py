@@ -44,13 +44,13 @@ def write_rows(file: Path) -> None:
             out.write(json.dumps({"text": text}) + "\n")
 
 
-def train(checkout: Path, rows: Path, steps: int, dtype: str) -> Run:
+def train(checkout: Path, rows: Path, steps: int, dtype: str, *more: str) -> Run:
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
         command = [str(checkout / ".venv/bin/vox"), "train"]
         command += ["--model", "smollm2-135m", "--data", str(rows), "--backend", "cpu"]
         command += ["--max-steps", str(steps), "--batch-size", "4", "--seq-len", str(SEQ_LEN)]
-        command += ["--dtype", dtype, "--out", str(run)]
+        command += ["--dtype", dtype, "--out", str(run), *more]
         said = Path(scratch) / "said"
         with said.open("w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
