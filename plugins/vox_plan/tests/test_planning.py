@@ -178,6 +178,7 @@ def test_settings_that_save_memory_are_in_the_prediction(tiny, settings):
 def test_answers_need_caches_and_longer_documents(tiny, settings, data, monkeypatch, capsys):
     given = {"objective": "grpo", "reward": "exact", "rollouts": 4, "batch_size": 3}
     asked = settings(tiny("llama"), **given, rollout_tokens=24, micro_batch_tokens=512)
+    monkeypatch.setattr(memory_forecast, "most_rows", lambda _: 8)
     found, planned = plan(asked), plan_run(asked)
     rows = planned.data.train
     prompt = max(len(each) - int((each.weights_T > 0).sum()) for each in rows)

@@ -6,7 +6,7 @@ print is kept for an error.
 
 The launcher trusts what a rank has recorded (`vox_core.cli.rank`). A rank that ends without a
 record has died, and one without a sign of life for `SILENCE` seconds hangs: it is killed, and the
-others get `GRACE` seconds to end by themselves. A launcher that dies takes its ranks with it.
+others may end by themselves until `GRACE`. A launcher that dies takes its ranks with it.
 
 `torchrun` and `mlx` are what ranks of torch and of MLX need to find one another: variables. Neither
 torchrun nor mlx.launch is run. torchrun's agent listens on every interface, and unpickles what it
@@ -37,8 +37,9 @@ from vox_core.errors import TrainingError, VoxError
 SILENCE = 15.0
 """Seconds without a beat and without CPU time after which a rank counts as hanging. A call in C may
 keep Python's lock that long, and with it the thread that beats."""
-GRACE = 60.0
-"""Seconds in which the other ranks may end after one has failed: rank 0 writes a checkpoint."""
+GRACE = 28.0
+"""Seconds after the last sign of life of a rank that failed in which the others may end: rank 0
+writes a checkpoint. All are gone after 30."""
 GRACE_WITHOUT_FIRST = 5.0
 """The same, if rank 0 has ended: no other rank writes anything."""
 GRACE_AT_START = 1.0
@@ -62,6 +63,9 @@ class Rank:
         shown: whether what the rank prints goes where this process prints; otherwise it is kept in
             `folder`.
         cwd: its working directory; None is this process's own.
+
+    Attributes:
+        seen: when it last beat or used CPU time, as `time.monotonic` counts.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class Rank:
         finally:
             os.close(alive)
             os.close(beats)
-        self._seen, self._worked = time.monotonic(), ""
+        self.seen, self._worked = time.monotonic(), ""
 
     def _file(self, kind: str) -> Path:
         return self._folder / f"rank-{self.number}.{kind}"
@@ -128,8 +132,8 @@ class Rank:
         with suppress(BlockingIOError):
             beats = os.read(self._beats, 4096)
         if beats or worked != self._worked:
-            self._seen, self._worked = time.monotonic(), worked
-        return self.alive and time.monotonic() - self._seen > SILENCE
+            self.seen, self._worked = time.monotonic(), worked
+        return self.alive and time.monotonic() - self.seen > SILENCE
 
     def send(self, number: signal.Signals) -> None:
         if self.alive:
@@ -286,8 +290,9 @@ def _wait_for_others(ranks: list[Rank]) -> None:
     """Let the other ranks end: their checkpoint may be half written."""
     records = [rank.record for rank in ranks if not rank.alive]
     at_start = any(record and record["exit"] == 2 for record in records)
-    grace = GRACE if ranks[0].alive else GRACE_WITHOUT_FIRST
-    end = time.monotonic() + (GRACE_AT_START if at_start else grace)
+    end = min(rank.seen for rank in ranks if not rank.alive) + GRACE
+    if at_start or not ranks[0].alive:
+        end = time.monotonic() + (GRACE_AT_START if at_start else GRACE_WITHOUT_FIRST)
     while time.monotonic() < end and any(rank.alive for rank in ranks):
         time.sleep(_POLL)
 
