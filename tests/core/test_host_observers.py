@@ -150,17 +150,19 @@ class Hanging:
     """Where an observer hangs, the limit that ends it, and what is said."""
 
     limit: str
+    seconds: float  # a process takes some to start
     said: str
     then: str = "pass"
     at_import: str = ""
 
 
 HANGING = {
-    "import": Hanging("LOAD_S", "is left out: no answer in 5 s", at_import=HANG),
-    "event": Hanging("EVENT_S", "failed and was dropped: no answer in 5 s", HANG),
+    "import": Hanging("LOAD_S", 5, "is left out: no answer in 5 s", at_import=HANG),
+    "event": Hanging("EVENT_S", 1, "failed and was dropped: no answer in 1 s", HANG),
     "exit": Hanging(
         "FINISH_S",
-        "was dropped: it has not finished 5 s after the run",
+        1,
+        "was dropped: it has not finished 1 s after the run",
         at_import=f"import atexit; atexit.register(lambda: {HANG})",
     ),
 }
@@ -174,7 +176,7 @@ def test_one_that_hangs_is_dropped_when_its_time_is_up(
     case = HANGING[place]
     started_one = "note(__import__('subprocess').Popen(['sleep', '600']).pid)"
     heard = watch(site, "bad", case.then, f"{started_one}\n{case.at_import}")
-    monkeypatch.setattr(host_observers, case.limit, 5.0)
+    monkeypatch.setattr(host_observers, case.limit, case.seconds)
     assert faults_of(Observers(), EVENT) == [f"observer 'bad' {case.said}"]
     assert gone(int(heard()[0]))
 
