@@ -24,13 +24,12 @@ BLAS := $(if $(filter Linux,$(shell uname -s)),$(CURDIR)/$(VENV)/blas.so)
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile \
 	-c constraints.txt
 
-# Every test process keeps to one thread, since the tests' models are tiny. There is one process more
-# than cores, up to four: some tests wait for what hangs.
+# Every test process keeps to one thread, and there are as many processes as cores, up to four:
+# the tests' models are tiny, and more threads than cores would only get in each other's way.
 #
 # MLX's wheel for Linux has a reference BLAS, which would take the MLX tests from minutes to hours.
-WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
 PYTEST := OMP_NUM_THREADS=1 VOX_MLX_BLAS=$(BLAS) TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-long browser crash fuzz style lint bench clean
 

@@ -187,9 +187,8 @@ def test_gemma_3_is_refused_in_float16_on_mlx():
         held.BACKENDS["mlx"].vox_load(LoadJob(folder_of("gemma3-270m"), "fp16"), None)
 
 
-@pytest.mark.parametrize(
-    "model", ["smollm2-135m", pytest.param("gemma3-270m", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@every_model
 def test_losses_on_a_quantised_base_are_those_on_its_dequantised_weights(
     model, adapter_of, tmp_path
 ):

@@ -257,7 +257,7 @@ def test_a_second_signal_in_the_update_keeps_the_checkpoint_before(made, whole, 
 def test_a_second_signal_in_a_validation_keeps_the_step(made, whole, monkeypatch, tmp_path):
     """The resumed run begins with the validation."""
     through = whole(**WORSE_AND_SHORT)
-    for validation, newest, known in ((4, 3, 8), (8, 7, 7)):  # step 7's checkpoint came before
+    for validation, newest in ((4, 3), (8, 7)):  # the last is of step 7
         asked = made(**WORSE_AND_SHORT, save_every=2, out=tmp_path / f"run-{validation}")
         with monkeypatch.context() as patched:
             _interrupt(patched, "evaluate", validation)
@@ -269,8 +269,28 @@ def test_a_second_signal_in_a_validation_keeps_the_step(made, whole, monkeypatch
         assert_same_run(asked.out, through)
         best = json.loads((asked.out / "checkpoints/step-7/state.json").read_text())
         other = json.loads((through / "checkpoints/step-7/state.json").read_text())
-        assert best["losses"] == other["losses"]
-        assert best["validations"] == other["validations"][:known]
+        assert (best["losses"], best["validations"]) == (other["losses"], other["validations"])
+
+
+def test_an_interrupted_validation_that_exhausts_patience_ends_the_run(made, whole, monkeypatch):
+    given = {**WORSE, "patience": 2}
+    through = whole(**given)
+    (newest,) = sorted(through.glob("checkpoints/step-*"), key=checkpoint.step_of)[-1:]
+    state = json.loads((newest / "state.json").read_text())
+    asked = made(**given)
+    with monkeypatch.context() as patched:
+        _interrupt(patched, "evaluate", len(state["validations"]))
+        with pytest.raises(StoppedAtOnce) as caught:
+            train(asked)
+    assert caught.value.step == checkpoint.step_of(newest) < 40
+    assert resumed(asked.out).steps == checkpoint.step_of(newest)
+    assert_same_run(asked.out, through)
+    assert (
+        json.loads((asked.out / "checkpoints" / newest.name / "state.json").read_text())[
+            "validations"
+        ]
+        == state["validations"]
+    )
 
 
 @pytest.mark.parametrize("event", [StepDone, Validation])

@@ -104,6 +104,12 @@ def test_penalties_of_the_answer_and_bias_follow_openais_formula() -> None:
         assert next_token(logits_V, sampling, before, len(answer)) == exact_V.argmax(), options
 
 
+def test_of_equal_tokens_the_likeliest_is_that_of_greedy_decoding() -> None:
+    logits_V = np.zeros(1000, np.float32)
+    logits_V[[700, 300, 900]] = 5
+    assert top_log_probs(logits_V, 1)[0][0] == next_token(logits_V, Sampling(), [0]) == 300
+
+
 def test_the_most_likely_tokens_have_their_log_probs() -> None:
     logits_V = np.random.default_rng(1).normal(size=300).astype(np.float32)
     logits_V[7] = logits_V[3] = 9

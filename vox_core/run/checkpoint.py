@@ -345,7 +345,8 @@ def _set_aside(folder: Path) -> None:
 def save(parent: Path, state: TrainState, origin: Origin) -> Path:
     """Write `parent/step-N`, flush it, and read it back. Returns the new folder.
 
-    A step that is there already and verifies is left alone; if it does not, it is set aside.
+    A step that is there already and verifies is left alone, unless it was written before its
+    validation; one that does not is set aside.
 
     Raises:
         StorageError: it could not be written; nothing of it is left.
@@ -355,12 +356,14 @@ def save(parent: Path, state: TrainState, origin: Origin) -> Path:
         if not parent.is_dir():
             files.calls.mkdir(parent)
             files.sync_folder(parent.parent)
-        if folder.exists() and fault(folder) is None:
+        good = folder.exists() and fault(folder) is None
+        if good and read_record(folder).validations == origin.validations:
             files.sync_folder(parent)
             return folder
-    if folder.exists():
+    if folder.exists() and not good:
         _set_aside(folder)
-    with files.atomic_flat_folder(folder) as temporary:
+    new = files.atomic_folder(folder, replace=True) if good else files.atomic_flat_folder(folder)
+    with new as temporary:
         _fill(temporary, state, origin)
     if why := fault(folder):
         _set_aside(folder)

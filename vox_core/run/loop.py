@@ -110,12 +110,13 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vox-"))
         context = Context(Path(scratch), emit, session.world)
-        ended = start.step == contract.total_steps and not _is_unvalidated(session, start.step)
-        if (ended and not inputs.evaluator) or session.progress.exhausted:  # not all was written
+        last = session.progress.exhausted or start.step == contract.total_steps
+        if last and not _is_unvalidated(session, start.step) and inputs.evaluator is None:
 
             def load() -> Model:
                 return stack.enter_context(_loaded(plan, context, inputs.model.path, inputs.quant))
 
+            # Killed before all was written.
             yield Trained(start, stopped=False, model=load, learner=None)
             return
         first = next(steps_of(plan, min(start.step + 1, contract.total_steps)))
@@ -180,6 +181,8 @@ def _follow(
     if _is_unvalidated(session, learner.step):
         validate()
     evaluate()  # after a kill, completes what is there
+    if session.progress.exhausted:  # by the validation that a kill had interrupted
+        return True
     session.metrics.begin()
     for step in steps_of(plan, learner.step + 1, source):
         done = learner.take(step)

@@ -112,6 +112,8 @@ def top_log_probs(logits_V: Floats, count: int) -> list[tuple[int, float]]:
     size = len(logits_V)
     count = min(count, size)
     ids_K = np.sort(np.argpartition(logits_V, size - count)[size - count :])
+    if count == 1:  # of equal ones that of greedy decoding
+        ids_K = np.array([logits_V.argmax()])
     ids_K = ids_K[np.argsort(-logits_V[ids_K], kind="stable")]
     exact_V = logits_V.astype(np.float64) - logits_V.max()
     found_K = exact_V[ids_K] - np.log(np.exp(exact_V).sum())

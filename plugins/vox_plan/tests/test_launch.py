@@ -55,15 +55,20 @@ def test_ranks_start_where_no_affinity_is_known(monkeypatch):
     assert launch(LaunchJob(("--version",), 1, "torchrun")).exit_code == 0
 
 
-@pytest.mark.parametrize(("dead", "seconds"), [(0, 5), (1, 28)])
-def test_nobody_waits_long_once_rank_0_has_died(dead, seconds, monkeypatch):
-    """Only rank 0 may have a checkpoint to finish; the others may wait for a peer forever."""
-    clock = [0.0]
+@pytest.mark.parametrize(("dead", "ended"), [(0, 20), (1, 28)])
+def test_nobody_waits_long_for_a_rank_that_hung(dead, ended, monkeypatch):
+    """Only rank 0 may have a checkpoint to finish; the others may wait for a peer forever. The time
+    begins with the last sign of life of the rank that failed, not with that of one that is done."""
+    clock = [15.0]
     monkeypatch.setattr(launching.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(launching.time, "sleep", lambda _: clock.append(clock.pop() + 1))
-    ranks = [SimpleNamespace(alive=number != dead, record=None, seen=0.0) for number in range(2)]
-    launching._wait_for_others(ranks)
-    assert clock == [seconds]
+    done = SimpleNamespace(alive=False, failed=False, record={"exit": 0}, seen=-100.0)
+    ranks = [
+        SimpleNamespace(alive=number != dead, failed=number == dead, record=None, seen=0.0)
+        for number in range(2)
+    ]
+    launching._wait_for_others([*ranks, done], ranks[dead])
+    assert clock == [ended]
 
 
 def test_an_error_that_every_rank_finds_is_the_run_s(tmp_path):

@@ -255,7 +255,7 @@ def _watched(ranks: list[Rank], signals: Callable[[], float | None]) -> LaunchRe
             hung.process.kill()
             hung.process.wait()
         if hung or any(rank.failed for rank in ranks):
-            _wait_for_others(ranks)
+            _wait_for_others(ranks, hung)
             break
         if (second := signals()) and time.monotonic() - second > IMPATIENCE:
             break
@@ -286,14 +286,15 @@ def _blame(rank: Rank, hung: Rank | None) -> tuple[int, int]:
     return (3 if record["error"]["code"] == "VOX-T006" else 2), rank.number
 
 
-def _wait_for_others(ranks: list[Rank]) -> None:
+def _wait_for_others(ranks: list[Rank], hung: Rank | None) -> None:
     """Let the other ranks end: their checkpoint may be half written."""
-    records = [rank.record for rank in ranks if not rank.alive]
-    at_start = any(record and record["exit"] == 2 for record in records)
-    end = min(rank.seen for rank in ranks if not rank.alive) + GRACE
-    if at_start or not ranks[0].alive:
-        end = time.monotonic() + (GRACE_AT_START if at_start else GRACE_WITHOUT_FIRST)
+    failed = [rank for rank in ranks if rank is hung or rank.failed]
+    end = min(rank.seen for rank in failed) + GRACE
+    if any((record := rank.record) and record["exit"] == 2 for rank in failed):
+        end = time.monotonic() + GRACE_AT_START
     while time.monotonic() < end and any(rank.alive for rank in ranks):
+        if not ranks[0].alive:
+            end = min(end, time.monotonic() + GRACE_WITHOUT_FIRST)
         time.sleep(_POLL)
 
 

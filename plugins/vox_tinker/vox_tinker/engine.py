@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from vox_core.errors import VoxError
+
 if TYPE_CHECKING:
     from vox_core.api.generating import Generator as Rows
     from vox_core.api.generating import Prompt, Token
@@ -102,7 +104,8 @@ class Engine:
                 self._sample()
             except Exception as error:  # whatever a backend raises ends these rows, not the server
                 log.exception("sampling failed")
-                self._fail(f"sampling failed: {type(error).__name__}")
+                why = error.what if isinstance(error, VoxError) else type(error).__name__
+                self._fail(f"sampling failed: {why}")
 
     def _wait(self) -> bool:
         with self._changed:
@@ -170,8 +173,11 @@ class Engine:
     def _fail(self, why: str) -> None:
         failed = [*self._running.values()]
         self._running.clear()
-        self._rows.close()
-        self._generator.close()
+        try:
+            self._rows.close()
+            self._generator.close()
+        except Exception:
+            log.exception("the model cannot drop its rows")
         for row in failed:
             row.failed = why
             row.finished()

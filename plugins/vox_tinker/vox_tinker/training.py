@@ -129,8 +129,8 @@ class Training:
     def close(self) -> None:
         """Free the memory, and end the run."""
         self._base.trainer.remove_learner(self._name)
-        self._telemetry(RunEnd(self._step, "done", 0.0))
-        self._stack.close()
+        with self._stack:
+            self._telemetry(RunEnd(self._step, "done", 0.0))
 
     # --- the verbs --------------------------------------------------------------------------------
 
