@@ -37,7 +37,7 @@ from vox_core.errors import TrainingError, VoxError
 SILENCE = 15.0
 """Seconds without a beat and without CPU time after which a rank counts as hanging. A call in C may
 keep Python's lock that long, and with it the thread that beats."""
-GRACE = 28.0
+GRACE = 25.0
 """Seconds after the last sign of life of a rank that failed in which the others may end: rank 0
 writes a checkpoint. All are gone after 30."""
 GRACE_WITHOUT_FIRST = 5.0
