@@ -99,6 +99,8 @@ class Tour:
         click.secho(f"$ vox {shlex.join(arguments)}", bold=True)
         result = root.main([*arguments], prog_name="vox", standalone_mode=False)
         if isinstance(result, int):
+            again = ("vox", "quickstart", "--out", self._out)
+            click.echo(f"to go on with the tour: {command(*again)}", err=True)
             self._ctx.exit(result)
         return result
 

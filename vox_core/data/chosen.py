@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from itertools import chain, groupby
+from math import ceil
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -248,16 +249,16 @@ def _require_few_malformed(train: CheckedRows, valid: CheckedRows, most: float) 
     ]
     malformed = sum(facts.malformed for side in (train, valid) for facts in side.facts)
     rows = malformed + len(train) + len(valid)
-    if malformed / rows <= most:
+    if (share := malformed / rows) <= most:
         return
     raise DataError(
         "D020",
         "more rows are malformed than may be skipped",
         where=", ".join(dict.fromkeys(str(fault.path) for fault in faults)),
-        found=f"{malformed:,} of {rows:,} rows ({malformed / rows:.2%})",
+        found=f"{malformed:,} of {rows:,} rows ({share:.2%})",
         expected=f"at most {most:.2%} (--max-skipped)",
         faults=listed(faults),
-        remedy="correct these lines, or raise --max-skipped",
+        remedy=f"correct these lines, or allow so many: --max-skipped {ceil(share * 100) / 100}",
     )
 
 
