@@ -1,16 +1,19 @@
 """Training speed and peak memory of this checkout against another one, in interleaved rounds.
 
     .venv/bin/python benchmarks/against.py CHECKOUT [--rounds 3] [--steps 5] [--dtype bf16 fp32]
+    .venv/bin/python benchmarks/against.py . --quant nf4 int8 --dtype bf16
 
 Each round runs `vox train` on SmolLM2-135M once from each checkout, in a new process, on the same
 rows of mixed length. Tokens per second leave out the first step; memory is the process's peak
 resident set. Both take turns, so that a busy machine slows both, and the ratio is the median of the
 ratios of the rounds. Each checkout has its own environment: `make .venv/.installed-dev` in both.
+With `--quant`, this checkout trains over quantised bases, and the other one as ever.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -70,19 +73,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--dtype", nargs="+", default=["bf16", "fp32"])
+    parser.add_argument("--quant", nargs="+", default=["none"])
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         rows = Path(scratch) / "rows.jsonl"
         write_rows(rows)
-        for dtype in given.dtype:
+        for dtype, quant in itertools.product(given.dtype, given.quant):
+            own = () if quant == "none" else ("--quant", quant)
             pairs = [
                 (
-                    train(ROOT, rows, given.steps, dtype),
+                    train(ROOT, rows, given.steps, dtype, *own),
                     train(given.checkout.resolve(), rows, given.steps, dtype),
                 )
                 for _ in range(given.rounds)
             ]
-            report(dtype, pairs)
+            report(" ".join((dtype, *own)), pairs)
 
 
 def report(dtype: str, pairs: list[tuple[Run, Run]]) -> None:

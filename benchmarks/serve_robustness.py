@@ -27,7 +27,7 @@ from vox_testing.tiny import make_model
 
 CLIENTS, QUEUE, LONG = 12, 8, 400
 MEMORY, SECONDS_OF_429, SECONDS_OF_KILL = 0.02, 0.05, 1.0
-"""What may be, by the issue that asked for this server."""
+"""Allowed: growth of memory, seconds until a 429, seconds until clients see a killed worker."""
 END = {"logit_bias": {"257": -100, "258": -100, "259": -100}}  # its turn does not end early
 BODY = {"model": "base", "prompt": "One two three", "temperature": 0, "stream": True, **END}
 

@@ -68,6 +68,7 @@ def require_key(host: str, key: str | None, prefix: str = "") -> None:
     Raises:
         ConfigError: C002, it is too short or begins otherwise; C004, the address needs one.
     """
+    made = f'"{prefix}" + secrets.token_urlsafe()' if prefix else "secrets.token_urlsafe()"
     if key is not None and (len(key) < MIN_KEY or not key.startswith(prefix)):
         raise ConfigError(
             "C002",
@@ -75,8 +76,7 @@ def require_key(host: str, key: str | None, prefix: str = "") -> None:
             where="--api-key or VOX_API_KEY",
             found=f"{len(key)} characters" if key.startswith(prefix) else f"no {prefix!r} in front",
             expected=f"{MIN_KEY} characters or more" + (f", {prefix!r} in front" if prefix else ""),
-            remedy=f'make one with: python -c \'import secrets; print("{prefix}" + '
-            "secrets.token_urlsafe())'",
+            remedy=f"make one with: python -c 'import secrets; print({made})'",
         )
     if key is None and host not in LOOPBACK:
         raise ConfigError(

@@ -285,12 +285,8 @@ def test_an_interrupted_validation_that_exhausts_patience_ends_the_run(made, who
     assert caught.value.step == checkpoint.step_of(newest) < 40
     assert resumed(asked.out).steps == checkpoint.step_of(newest)
     assert_same_run(asked.out, through)
-    assert (
-        json.loads((asked.out / "checkpoints" / newest.name / "state.json").read_text())[
-            "validations"
-        ]
-        == state["validations"]
-    )
+    again = json.loads((asked.out / "checkpoints" / newest.name / "state.json").read_text())
+    assert again["validations"] == state["validations"]
 
 
 @pytest.mark.parametrize("event", [StepDone, Validation])
@@ -542,12 +538,17 @@ def test_the_first_signal_is_acknowledged(made):
 
 
 def test_a_run_that_is_there_is_named_as_one(made):
-    asked = made(max_steps=2)
-    train(asked)
+    asked = made(**SMALL)
+    train(asked, observe=stop_after(2))
     with pytest.raises(InputError) as caught:
         train(asked)
     assert (caught.value.code, caught.value.found) == ("VOX-O001", "a run")
     assert f"vox train --resume {asked.out}" in caught.value.remedy
+    resumed(asked.out)
+    with pytest.raises(InputError) as caught:
+        train(asked)
+    assert caught.value.found == f"a run, finished: {STEPS} of {STEPS} steps"
+    assert f"vox chat {asked.out}" in caught.value.remedy
 
 
 def test_dropout_is_not_cut_another_way(made):

@@ -185,7 +185,7 @@ def require_files(paths: Sequence[Path]) -> None:
     DataError: D001, one of them is not there.
     """
     if missing := [path for path in paths if not path.is_file()]:
-        what, remedy = "a data file is missing", "correct the path given with --data or --valid"
+        what, remedy = "a data file is missing", "correct the path"
         if missing[0].parent == cache_root() / STDIN:
             what = "the copy of rows that came from stdin is gone"
             remedy = "pipe the same rows in again: ... | vox train --resume RUN -"

@@ -13,7 +13,10 @@ from vox_core.data.json_rows import file_faults, raw_lines
 from vox_core.data.rows import Record, read_row
 from vox_core.errors import DataError, StorageError
 
-STEP = "correct these lines, or leave them out with --malformed-rows skip"
+STEP = (
+    "correct these lines, or leave them out with --malformed-rows skip (up to 1 %; --max-skipped "
+    "allows more)"
+)
 """What can be done about any malformed row."""
 WHOLE_FILE = "correct the file, or convert it, and run again"
 _FORMS = (

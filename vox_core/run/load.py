@@ -498,6 +498,7 @@ def open_base(
     backend, selection = choose_for(request, source.weights, seen)
     observe(Notice(selection.why))
     dtype = resolve_dtype(settings.dtype, selection.hardware)
+    observe(Notice(f"loading the model in {dtype} …"))
     job = LoadJob(model=source.base.path, dtype=dtype, quant=quant)
     config = bounded_json.read(source.base.path / CONFIG_FILE)
     with (

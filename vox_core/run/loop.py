@@ -110,13 +110,13 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vox-"))
         context = Context(Path(scratch), emit, session.world)
-        last = session.progress.exhausted or start.step == contract.total_steps
-        if last and not _is_unvalidated(session, start.step) and inputs.evaluator is None:
+        ended = session.progress.exhausted or start.step == contract.total_steps
+        if ended and not _is_unvalidated(session, start.step) and inputs.evaluator is None:
+            # Killed after its last step and before all was written.
 
             def load() -> Model:
                 return stack.enter_context(_loaded(plan, context, inputs.model.path, inputs.quant))
 
-            # Killed before all was written.
             yield Trained(start, stopped=False, model=load, learner=None)
             return
         first = next(steps_of(plan, min(start.step + 1, contract.total_steps)))

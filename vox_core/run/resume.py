@@ -158,13 +158,14 @@ class PreviousRun:
     def require_unfinished(self, total: int, patience: int) -> None:
         """Refuse to go on with a run that has ended (P003)."""
         if how := self.ended(total, patience):
+            length = "max-steps" if self.plan["settings"].get("max_steps") else "epochs"
             raise PlanError(
                 "P003",
                 "the run has finished already",
                 where=self.run.path,
                 found=how,
                 remedy=f"{command('vox', 'chat', self.run.path)}; after early stopping go on with "
-                "--patience 0; train longer with --allow-change epochs --epochs MORE, or anew",
+                f"--patience 0; train longer with --allow-change {length} --{length} MORE, or anew",
             )
 
     def require_checkpoints(self, total: int) -> None:

@@ -298,13 +298,17 @@ def _require_apart(settings: TrainSettings) -> None:
 def _require_new(run: RunFolder) -> None:
     """Refuse a folder that is there, and name the run in it (O001)."""
     if (run.path / folder.PLAN).is_file():
+        previous = PreviousRun(run, resume.plan_of(run))
+        how = previous.ended(previous.plan["contract"]["total_steps"], 0)
+        do = f"use it: {command('vox', 'chat', run.path)}"
+        if how is None:
+            do = f"go on with it: {command('vox', 'train', '--resume', run.path)}"
         raise OutputError(
             "O001",
             "the output path exists",
             where=run.path,
-            found="a run",
-            remedy=f"go on with it: {command('vox', 'train', '--resume', run.path)}; or choose "
-            "another folder with --out",
+            found=f"a run, finished: {how}" if how else "a run",
+            remedy=f"{do}; or choose another folder with --out",
         )
     files.require_absent(run.path)
 

@@ -23,7 +23,7 @@ def test_an_evaluation_is_printed(vox, suite, llama) -> None:
     ]
     assert "perplexity" in tasks[-1]
     assert score.startswith("suite score 0.")
-    assert Path(card.split()[1]).parent == Path("evals")
+    assert Path(card.split()[1]).parents[1] == Path("evals")
     assert "15/15 examples, 0:00 left" in done.err
 
 
@@ -36,7 +36,7 @@ def test_a_comparison_is_printed(vox, suite, llama, other_llama) -> None:
     assert all(line.endswith("no difference shown") for line in tasks)
     assert note == "intervals at 95 %; p-values are two-sided, adjusted by Holm's method"
     assert own.endswith(llama.name) and theirs.endswith(other_llama.name)
-    assert card == "scorecard  here"
+    assert card == "scorecard  here/scorecard.html"
 
 
 def test_json(vox, suite, llama) -> None:

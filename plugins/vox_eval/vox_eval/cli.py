@@ -117,7 +117,10 @@ def _show(report: Report) -> None:
     for each in filter(None, (report.own, report.other)):
         if each.card.score is not None:
             click.echo(printable(f"suite score {each.card.score:.4f}  {each.card.model}"))
-    click.echo(printable(f"scorecard  {report.own.folder}"))
+    from vox_eval.page import PAGE
+
+    page = report.own.folder / PAGE
+    click.echo(printable(f"scorecard  {page if page.is_file() else report.own.folder}"))
 
 
 def _scores(report: Report) -> Iterator[Sequence[str]]:
