@@ -8,18 +8,18 @@ Markers are declared in pyproject.toml. Fixtures live beside the tests that use 
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import shutil
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from vox_testing.plugin import freeze_imports  # noqa: TID251  (of the tests, not of the core)
 
 SCHEMA = Path(__file__).parent / "docs" / "reference" / "telemetry.schema.json"
 PLUGINS = Path(__file__).parent / "plugins"
@@ -125,17 +125,9 @@ def pytest_configure() -> None:
         load_blas()
 
 
-_FROZEN = pytest.StashKey[int]()
-
-
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Take what imports have made out of the garbage collector's sight: closing a model collects,
-    and with torch and transformers there that takes 0.4 s, a third of the time of many tests."""
-    stash = item.config.stash
-    if len(sys.modules) > stash.get(_FROZEN, 0) + 100:
-        stash[_FROZEN] = len(sys.modules)
-        gc.collect()
-        gc.freeze()
+    """Freeze the imports of every test, not of the conformance suite's alone."""
+    freeze_imports(item.config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,5 +1,5 @@
 """Fixtures for tests of commands."""
 
-from tests.cli.fixtures import _clean_place, listed, site, vox
+from tests.cli.fixtures import _clean_place, listed, others_disabled, site, vox
 
-__all__ = ["_clean_place", "listed", "site", "vox"]
+__all__ = ["_clean_place", "listed", "others_disabled", "site", "vox"]

@@ -13,6 +13,7 @@ import pytest
 
 from tests.core.plugin_site import MANIFEST, Site
 from vox_core.cli import failures, root
+from vox_core.host.discover import discover
 
 
 class Done(NamedTuple):
@@ -56,6 +57,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     made = Site(folder)
     made.add("mine", manifest=MANIFEST.replace("1000000", "0"))
     return made
+
+
+@pytest.fixture
+def others_disabled(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every plugin of this environment but `mine`: the doctor starts a process for each."""
+    others = (each.id for each in discover() if each.id != "mine")
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", ",".join(others))
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ def test_json_says_the_same_without_it(capsys: pytest.CaptureFixture[str]) -> No
     assert told.strip().isascii() and told.strip().isprintable()
 
 
+@pytest.mark.usefixtures("others_disabled")
 @pytest.mark.parametrize("command", ["plugin list", "plugin doctor", "backend list"])
 def test_ids_and_versions_of_packages(vox, site: Site, command: str) -> None:
     site.describe("vox-x-bad", "[vox_core.plugins]\nb\x1b[2Jd = vox_x_gone:backend\n")

@@ -61,8 +61,9 @@ def test_doctor_of_everything_begins_with_the_environment(vox, site: Site) -> No
     assert "VOX_CONFIG" in [check["name"] for check in examined[0]["checks"]]
 
 
+@pytest.mark.usefixtures("others_disabled")
 def test_a_catalog_that_cannot_be_read_is_a_failed_check(
-    vox, site: Site, monkeypatch: pytest.MonkeyPatch
+    vox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VOX_CATALOG", "/nonexistent")
     done = vox("plugin", "doctor")
@@ -84,6 +85,7 @@ def test_a_probe_that_fails_and_hardware_that_is_absent_differ(vox, site: Site) 
 # --- how it exits ---------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("others_disabled")
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_it_exits_with_1_if_any_check_failed(vox, site: Site, flags: tuple[str, ...]) -> None:
     assert vox("plugin", "doctor", "mine", *flags).code == 0

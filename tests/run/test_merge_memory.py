@@ -18,7 +18,7 @@ from vox_core.contract import AdapterSpec
 from vox_core.weights import INDEX, WeightFolder, write_safetensors
 from vox_testing.tiny import write_tokenizer
 
-HIDDEN, INNER, LAYERS, VOCABULARY = 1024, 4096, 16, 100_000
+HIDDEN, INNER, LAYERS, VOCABULARY = 1024, 4096, 10, 100_000
 LARGEST = VOCABULARY * HIDDEN * 2
 ALLOWED = 2 * LARGEST + 300 * 10**6
 
@@ -46,7 +46,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def make_sharded_model(folder: Path) -> Path:
-    """A llama of about a gigabyte, one shard a layer; the weights repeat one random block."""
+    """A llama of 0.75 GB, one shard a layer; the weights repeat one random block."""
     folder.mkdir()
     random = np.random.default_rng(0).normal(0, 0.03, 1 << 20).astype(ml_dtypes.bfloat16)
     shards: dict[str, dict[str, tuple[int, ...]]] = {}

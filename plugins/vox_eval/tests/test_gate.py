@@ -216,7 +216,7 @@ def test_of_1000_pairs_at_the_margin_at_most_5_percent_are_promoted() -> None:
     assert simulated(100, -0.1, 0.3, gate, 1000) <= 0.05
 
 
-@pytest.mark.parametrize(("rows", "margin"), [(6, 0.1), (20, 0.05), (50, 0.03), (80, 0.1)])
+@pytest.mark.parametrize(("rows", "margin"), [(6, 0.1), (20, 0.05), (50, 0.03)])
 def test_ties_beside_rare_losses_do_not_show_a_margin(rows, margin) -> None:
     """Of scores other than 0 and 1, whose true mean difference is the margin."""
     rng = np.random.default_rng(0)
