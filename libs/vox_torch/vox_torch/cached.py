@@ -47,7 +47,8 @@ class RowCache:
     Attributes:
         length: tokens cached; raised once every module has appended the same new ones, so a
             forward pass that fails can be repeated.
-        buffers: keys and values of each module, (C, K, D); in slots, parts of their buffers.
+        buffers: keys and values of each module, (K, C, D): a head's lie together in memory; in
+            slots, parts of their buffers.
         slots: the row's slots, if it is in some, and `slot` its number there.
     """
 
@@ -57,14 +58,14 @@ class RowCache:
         self.slots: Slots | None = None
 
     def append(self, module: nn.Module, *new: torch.Tensor) -> list[torch.Tensor]:
-        """Write new keys and values, each (N, K, D), behind the cached ones; return both whole."""
-        stop = self.length + len(new[0])
+        """Write new keys and values, each (K, N, D), behind the cached ones; return both whole."""
+        stop = self.length + new[0].shape[1]
         buffers = self.buffers.get(module)
-        if buffers is None or len(buffers[0]) < stop:
+        if buffers is None or buffers[0].shape[1] < stop:
             buffers = self.buffers[module] = self._grown(buffers, new, stop)
         for buffer, part in zip(buffers, new, strict=True):
-            buffer[self.length : stop] = part
-        return [buffer[:stop] for buffer in buffers]
+            buffer[:, self.length : stop] = part
+        return [buffer[:, :stop] for buffer in buffers]
 
     def begin_as(self, other: RowCache, count: int) -> None:
         """Copy the first `count` tokens of another row; this one is empty."""
@@ -78,9 +79,9 @@ class RowCache:
         self, old: Sequence[torch.Tensor] | None, new: Sequence[torch.Tensor], stop: int
     ) -> list[torch.Tensor]:
         size = -(-stop // _GROWTH) * _GROWTH
-        grown = [part.new_empty((size, *part.shape[1:])) for part in new]
+        grown = [part.new_empty((len(part), size, part.shape[2])) for part in new]
         for buffer, kept in zip(grown, old or (), strict=False):
-            buffer[: self.length] = kept[: self.length]
+            buffer[:, : self.length] = kept[:, : self.length]
         return grown
 
     def free(self) -> None:
@@ -100,7 +101,7 @@ class RowCache:
 
 
 class Slots:
-    """Rows of one capacity, side by side in the buffers (S, C, K, D) of each attention module.
+    """Rows of one capacity, side by side in the buffers (S, K, C, D) of each attention module.
 
     Attributes:
         rows: in each slot; None in a free one.
@@ -118,16 +119,16 @@ class Slots:
         slot = self.rows.index(None)
         for module, parts in cache.buffers.items():
             for buffer, part in zip(self.buffers[module], parts, strict=True):
-                buffer[slot, : cache.length] = part[: cache.length]
-                buffer[slot, cache.length :] = 0  # finite, where the mask hides them
+                buffer[slot, :, : cache.length] = part[:, : cache.length]
+                buffer[slot, :, cache.length :] = 0  # finite, where the mask hides them
         self._put(cache, slot)
 
     def _grow(self, cache: RowCache) -> None:
         before = len(self.rows)
         self.rows += [None] * max(1, before // 2)
         for module, parts in cache.buffers.items():
-            size = len(self.rows), self.capacity
-            grown = [part.new_zeros((*size, *part.shape[1:])) for part in parts]
+            size = len(self.rows)
+            grown = [p.new_zeros((size, len(p), self.capacity, p.shape[2])) for p in parts]
             for buffer, old in zip(grown, self.buffers.get(module, ()), strict=False):
                 buffer[:before] = old
             self.buffers[module] = grown
@@ -250,14 +251,12 @@ class SideBySide:
         """Append keys and values, and return (N, H, D)."""
         query_NHD, *new = qkv
         buffers = self._slots.buffers[module]
-        for buffer_SCKD, part_NKD in zip(buffers, new, strict=True):
-            buffer_SCKD[self._slot_N, self._before_N] = part_NKD
+        for buffer_SKCD, part_NKD in zip(buffers, new, strict=True):
+            buffer_SKCD[self._slot_N, :, self._before_N] = part_NKD
         if window not in self._masks:
             self._masks[window] = self._mask(window, query_NHD)
         mask_S11L = self._masks[window]
-        key_SKLD, value_SKLD = (
-            buffer[:, : mask_S11L.shape[-1]].transpose(1, 2) for buffer in buffers
-        )
+        key_SKLD, value_SKLD = (buffer[:, :, : mask_S11L.shape[-1]] for buffer in buffers)
         shape = len(key_SKLD), key_SKLD.shape[1], -1, query_NHD.shape[-1]
         query_SHD = query_NHD.new_zeros((len(key_SKLD), *query_NHD.shape[1:]))
         query_SHD[self._slot_N] = query_NHD
@@ -301,42 +300,43 @@ def attend(
     require_known(module, attention_mask, others)
     rows.windows.add(sliding_window)
     scale = query_1HTD.shape[-1] ** -0.5 if scaling is None else scaling
-    query_THD, key_TKD, value_TKD = (
-        each[0].transpose(0, 1) for each in (query_1HTD, key_1KTD, value_1KTD)
-    )
+    query_THD, key_KTD, value_KTD = query_1HTD[0].transpose(0, 1), key_1KTD[0], value_1KTD[0]
     window = sliding_window or None
     if softcap is None and has_varlen(query_1HTD, key_1KTD):
-        parts = zip(key_TKD.split(rows.counts), value_TKD.split(rows.counts), strict=True)
+        parts = zip(key_KTD.split(rows.counts, 1), value_KTD.split(rows.counts, 1), strict=True)
         seen = [cache.append(module, *new) for cache, new in zip(rows.caches, parts, strict=True)]
-        keys_LKD, values_LKD = (torch.cat(each) for each in zip(*seen, strict=True))
+        keys_LKD, values_LKD = (
+            torch.cat([row.transpose(0, 1) for row in each]) for each in zip(*seen, strict=True)
+        )
         new, whole = rows.bounds()
         longest = max(rows.counts), max(rows.lengths)
         out = varlen(query_THD, keys_LKD, values_LKD, (new, whole), longest, scale, window)
         return out[None], None
     out_THD = torch.empty_like(query_THD, memory_format=torch.contiguous_format)
     for group in rows.together if softcap is None else ():
-        qkv = [each[group.at_N] for each in (query_THD, key_TKD, value_TKD)]
+        new = (each[:, group.at_N].transpose(0, 1) for each in (key_KTD, value_KTD))
+        qkv = [query_THD[group.at_N], *new]
         out_THD[group.at_N] = group.attend(module, qkv, scale, window)
     for cache, part in rows.alone if softcap is None else rows.parts():
-        seen = cache.append(module, key_TKD[part], value_TKD[part])
+        seen = cache.append(module, key_KTD[:, part], value_KTD[:, part])
         out_THD[part] = _attend_row(query_THD[part], *seen, scale, window, softcap)
     return out_THD[None], None
 
 
 def _attend_row(
     query_NHD: torch.Tensor,
-    key_LKD: torch.Tensor,
-    value_LKD: torch.Tensor,
+    key_KLD: torch.Tensor,
+    value_KLD: torch.Tensor,
     scale: float,
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
     """Return (N, H, D): the last N of L positions, each over itself and all before it."""
-    count, length = len(query_NHD), len(key_LKD)
+    count, length = len(query_NHD), key_KLD.shape[1]
     if window and length > window + count - 1:
-        key_LKD, value_LKD = (each[1 - window - count :] for each in (key_LKD, value_LKD))
-        length = len(key_LKD)
-    key_1KLD, value_1KLD = (each.transpose(0, 1)[None] for each in (key_LKD, value_LKD))
+        key_KLD, value_KLD = (each[:, 1 - window - count :] for each in (key_KLD, value_KLD))
+        length = key_KLD.shape[1]
+    key_1KLD, value_1KLD = key_KLD[None], value_KLD[None]
     if count == 1 and softcap is None:
         # The queries of a group see the same keys: they are positions of one head.
         query_1KGD = query_NHD.reshape(1, key_1KLD.shape[1], -1, query_NHD.shape[-1])
