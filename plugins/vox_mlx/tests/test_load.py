@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vox_core.contract import AdapterState, LoadJob
+from vox_core.contract import AdapterState, Batch, LoadJob
 from vox_core.errors import ModelError
 from vox_mlx import backend
 from vox_mlx.base import require_window
@@ -127,3 +127,31 @@ def test_documents_beyond_a_window_that_mlx_lm_leaves_out_are_refused():
     require_window(config, 8)
     with pytest.raises(ModelError, match="--seq-len 8"):
         require_window(config, 9)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_5"])
+def test_tokens_before_several_answers_are_computed_once(tmp_path, family, monkeypatch):
+    """Where a cache can be cut; the numbers are those of documents one by one."""
+    rng = np.random.default_rng(0)
+    first, other = rng.integers(5, 90, (2, 40))
+    ends = [rng.integers(5, 90, count) for count in (2, 5, 3)]
+    some = [*(np.concatenate([first, end]) for end in ends), other]
+    wanted = [np.arange(len(each)) >= 39 for each in some]
+    parts = [np.concatenate(each) for each in (some, wanted)]
+    nothing_T, starts_D = np.zeros(len(parts[0]), np.float32), np.array([0, 42, 87, 130])
+    batch = Batch(parts[0], np.roll(parts[0], -1), nothing_T, starts_D, parts[1])
+    model = make_model(family, tmp_path / family)
+    loaded = backend.vox_load(LoadJob(model, "fp32"), None)
+    loaded.add_adapter("one", jobs.stirred(jobs.start(model, jobs.plan(model))).adapter)
+    counts, compute = [], type(loaded)._nll
+
+    def counted(self, adapter, part, *others):
+        counts.append(part.tokens_NL.size)
+        return compute(self, adapter, part, *others)
+
+    monkeypatch.setattr(type(loaded), "_nll", counted)
+    found = loaded.log_probs(batch, "one")
+    assert counts == ([3 * 6, 40] if family == "llama" else [4 * 45])
+    monkeypatch.setattr("vox_mlx.loss.LEAST_SAVED", 1000)
+    assert np.abs(found - loaded.log_probs(batch, "one")).max() < 2e-5
+    assert (found[~parts[1]] == 0).all() and (found[parts[1]] < 0).all()

@@ -76,8 +76,8 @@ class Generation:
         for lane in self._lanes.values():
             if source in lane.rows:
                 cache = _extracted(lane.cache, lane.rows.index(source), len(lane.rows))
-        if copied := _beginning(cache, count):
-            self._rows[row].cache = copied
+        if can_be_cut(cache):
+            self._rows[row].cache = repeated(cache, 1, count)
             self._rows[row].left_T = self._rows[row].left_T[count:]
 
     def length(self, row: int) -> int:
@@ -158,16 +158,24 @@ class Generation:
         return copy
 
 
-def _beginning(cache: Cache, count: int) -> Cache | None:
-    """Return a copy of the first `count` tokens; None if a layer keeps a state or a window."""
+def can_be_cut(cache: Cache) -> bool:
+    """Whether a cache can be cut at any token: no layer has a state or a window."""
     from mlx_lm.models.cache import KVCache
 
-    if not all(type(layer) is KVCache for layer in cache):
+    return all(type(layer) is KVCache for layer in cache)
+
+
+def repeated(cache: Cache | None, rows: int, count: int | None = None) -> Cache | None:
+    """Return a copy of the first `count` tokens, or all, of a row's cache for each of some rows."""
+    if cache is None:
         return None
-    copies: Cache = [KVCache() for _ in cache]
+    copies: Cache = [type(layer)() for layer in cache]
     for copy, layer in zip(copies, cache, strict=True):
-        copy.keys, copy.values = layer.keys[..., :count, :], layer.values[..., :count, :]
-        copy.offset = count
+        copy.offset = layer.offset if count is None else count
+        copy.keys, copy.values = (
+            mx.repeat(each[..., : copy.offset, :], rows, axis=0)
+            for each in (layer.keys, layer.values)
+        )
     return copies
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from vox_core.contract import Batch, Ints
 
 BLOCK = 256
+LEAST_SAVED = 64
+"""Tokens that are worth another forward pass."""
 
 
 class Rows(NamedTuple):
@@ -72,6 +74,29 @@ def rows(
         mx.array(np.pad(batch.weights_T[positions_K], below)),
     )
     return made, positions_K
+
+
+def begun_alike(batch: Batch) -> list[tuple[int, list[slice]]]:
+    """Group documents with the same tokens before the first scored position, such as the choices
+    after a question.
+
+    Returns:
+        Groups of documents, and how many of their first tokens to compute once: 0 in the last one,
+        of those for which that saves little.
+    """
+    alike: dict[bytes, list[slice]] = {}
+    for document in batch.documents():
+        scored_L = batch.scored_T[document].reshape(document.stop - document.start, -1).any(1)
+        begun_L = batch.tokens_T[document][: int(scored_L.argmax())]
+        alike.setdefault(begun_L.tobytes(), []).append(document)
+    others, families = list[slice](), []
+    for begun, documents in alike.items():
+        count = len(begun) // batch.tokens_T.itemsize
+        if count * (len(documents) - 1) < LEAST_SAVED:
+            others += documents
+        else:
+            families.append((count, documents))
+    return [*families, (0, others)] if others else families
 
 
 def nll(logits_KV: mx.array, targets_K: mx.array) -> mx.array:

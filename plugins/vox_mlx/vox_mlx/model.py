@@ -19,9 +19,9 @@ from mlx import nn
 
 from vox_core.contract import AdapterState, Batch, Model, padded_groups
 from vox_mlx.base import require_window
-from vox_mlx.generate import Generation
+from vox_mlx.generate import Generation, can_be_cut, repeated
 from vox_mlx.inject import Adapters, Values
-from vox_mlx.loss import Rows, choose_at_head, nll, rows
+from vox_mlx.loss import Rows, begun_alike, choose_at_head, nll, rows
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats, Ints
@@ -73,9 +73,16 @@ class MlxModel(Model):
     ) -> Floats:
         self._ready([adapter])
         log_probs_T = np.zeros(batch.targets_T.shape, np.float32)
-        for part, positions_K, key in self._parts(batch, seed):
-            nll_K = self._nll(adapter, part, key)
-            log_probs_T[positions_K] = -np.array(nll_K)[: len(positions_K)]
+        families = [(0, list(batch.documents()))]
+        # Each family is a pass of its own, and a pass of a streamed model reads all files.
+        if seed is None and self._settles and can_be_cut(self._new_cache()):
+            families = begun_alike(batch)
+        for begun, documents in families:
+            cache = self._beginning(adapter, batch.tokens_T[documents[0]][:begun])
+            rest = [slice(each.start + begun, each.stop) for each in documents]
+            for part, positions_K, key in self._parts(batch, rest, seed):
+                nll_K = self._nll(adapter, part, key, repeated(cache, len(part.tokens_NL)))
+                log_probs_T[positions_K] = -np.array(nll_K)[: len(positions_K)]
         return log_probs_T
 
     def logits(self, tokens_T: Ints, adapter: str | None = None) -> Floats:
@@ -124,11 +131,19 @@ class MlxModel(Model):
         self._adapters.choose([adapter])
         self._adapters.dropout.begin(key, self._modules[adapter])
 
+    def _beginning(self, adapter: str | None, tokens_T: Ints) -> list[Any] | None:
+        """Return the cache of a row with these tokens; None without any."""
+        if not len(tokens_T):
+            return None
+        self._begin(adapter)
+        self._chosen.index_K, cache = mx.array([0]), self._new_cache()
+        self._model(mx.array(tokens_T)[None], cache=cache)
+        return cache
+
     def _parts(
-        self, batch: Batch, seed: int | None
+        self, batch: Batch, documents: Sequence[slice], seed: int | None
     ) -> Iterator[tuple[Rows, Ints, mx.array | None]]:
-        """Split a batch for the device; yield rows, positions in the batch, the dropout's key."""
-        documents = list(batch.documents())
+        """Split documents for the device; yield rows, positions in the batch, the dropout's key."""
         groups = [documents]
         if not on_gpu():
             lengths = [document.stop - document.start for document in documents]
@@ -140,11 +155,17 @@ class MlxModel(Model):
             if len(positions_K):
                 yield part, positions_K, None if keys is None else keys[index]
 
-    def _nll(self, adapter: str | None, part: Rows, key: mx.array | None) -> mx.array:
-        """Return (K,) `-log p(target)` at the scored positions."""
+    def _nll(
+        self,
+        adapter: str | None,
+        part: Rows,
+        key: mx.array | None,
+        cache: list[Any] | None = None,
+    ) -> mx.array:
+        """Return (K,) `-log p(target)` at the scored positions, behind a cache if there is one."""
         self._begin(adapter, key)
         self._chosen.index_K = part.index_K
-        return nll(self._model(part.tokens_NL), part.targets_K)
+        return nll(self._model(part.tokens_NL, cache=cache), part.targets_K)
 
     def _new_cache(self) -> list[Any]:
         from mlx_lm.models.cache import make_prompt_cache

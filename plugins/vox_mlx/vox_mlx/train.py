@@ -111,7 +111,7 @@ class MlxTrainer(MlxModel, Trainer):
         if not self._model.training:
             self._model.train()  # families with an inference-only kernel check this flag
         log_probs_T = np.zeros(batch.targets_T.shape, np.float32)
-        for part, positions_K, key in self._parts(batch, seed):
+        for part, positions_K, key in self._parts(batch, list(batch.documents()), seed):
             (_, nll_K), more = own.differentiate(own.optimizer.values, part, key)
             own.stale = True
             if self._context.world.leads:
