@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from itertools import chain, groupby
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from vox_core.data.row_facts import Codes, Digests, Pairs
     from vox_core.host.discover import Found
 
-Tell = Callable[[str, int, int], None]
-"""Called with what is done, and rows done and all; 0 while nobody knows how many there are."""
 _NEAR_FILE = "pairs.npz"
 
 _LONGEST, _SHOWN, _NEAREST = 60, 10, 1000
@@ -89,11 +87,7 @@ class Chosen:
 
 
 def choose_rows(
-    train: Sequence[Path],
-    valid: Sequence[Path],
-    policy: DataPolicy,
-    tell: Tell | None = None,
-    fields: FieldMap = NO_FIELDS,
+    train: Sequence[Path], valid: Sequence[Path], policy: DataPolicy, fields: FieldMap = NO_FIELDS
 ) -> Chosen:
     """Check the files, and choose among their rows.
 
@@ -104,24 +98,15 @@ def choose_rows(
     """
     if policy == DataPolicy() and not valid:
         return Chosen([replace(file, facts=None) for file in check_files(train, fields)], [])
-
-    def read(path: Path, rows: int) -> None:
-        if tell:
-            tell(f"reading {path.name}", rows, 0)
-
     finder = _near_finder() if policy.dedup == "near" else None  # before anything is read
     skip = policy.malformed_rows == "skip"
-    checked = check_files([*train, *valid], fields, skip=skip, progress=read)
+    checked = check_files([*train, *valid], fields, skip=skip)
     rows = CheckedRows(checked[: len(train)]), CheckedRows(checked[len(train) :])
-    return _choose(*rows, policy, finder, tell)
+    return _choose(*rows, policy, finder)
 
 
 def _choose(
-    train: CheckedRows,
-    valid: CheckedRows,
-    policy: DataPolicy,
-    finder: Found | None,
-    tell: Tell | None,
+    train: CheckedRows, valid: CheckedRows, policy: DataPolicy, finder: Found | None
 ) -> Chosen:
     _require_few_malformed(train, valid, policy.max_skipped)
     _require_known(train, policy)
@@ -134,7 +119,7 @@ def _choose(
         code_N[pairs_P2[:, 0]] = CODES["duplicate"]
     if finder:
         row_K = np.flatnonzero(code_N == KEPT)
-        found_P2, near = _near_pairs(train, valid, row_K, finder, policy.near_threshold, tell)
+        found_P2, near = _near_pairs(train, valid, row_K, finder, policy.near_threshold)
         code_N[found_P2[:, 0]] = CODES["near duplicate"]
         pairs_P2 = np.concatenate([pairs_P2, found_P2])
     if policy.valid_share:
@@ -171,7 +156,6 @@ def _near_pairs(
     row_K: NDArray[np.int64],
     finder: Found,
     threshold: float,
-    tell: Tell | None,
 ) -> tuple[Pairs, dict[int, int]]:
     """Search training rows and, in the same pass, validation rows.
 
@@ -186,10 +170,6 @@ def _near_pairs(
     made_by = f"{CACHE_VERSION} {finder.id} {finder.version} {threshold}\n"
     key = hashlib.sha256(made_by.encode() + said_K2.tobytes()).hexdigest()
 
-    def progress(done: int, count: int) -> None:
-        if tell:
-            tell("looking for near duplicates", done, count)
-
     def make(folder: Path) -> None:
         used_N, used_V = np.zeros(len(train), np.bool_), np.ones(len(valid), np.bool_)
         used_N[row_K] = True
@@ -199,7 +179,7 @@ def _near_pairs(
             texts=chain(train.texts(used_N), valid.texts(used_V)),
             count=len(said_K2),
             threshold=threshold,
-            progress=progress,
+            progress=lambda _done, _count: None,
         )
         pairs_P2 = _checked(found, len(said_K2), finder)
         write_arrays(folder / _NEAR_FILE, {"pairs_P2": pairs_P2}, None)

@@ -19,7 +19,7 @@ from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.data.audit import Audit, audit, require_sound, vocabulary_of
 from vox_core.data.batching import Ordering, filled
-from vox_core.data.chosen import Chosen, Tell, choose_rows
+from vox_core.data.chosen import Chosen, choose_rows
 from vox_core.data.dataset import Dataset, assumed_dataset
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.formats import find_split
@@ -30,7 +30,6 @@ from vox_core.host import Request, Selection, choose, explain
 from vox_core.host.judge import lacking
 from vox_core.host.load import Backend, call_hook, provider
 from vox_core.host.select import Seen
-from vox_core.run import plan
 from vox_core.run.plan import require_no_experts, sequence_length, settled_quant
 from vox_core.run.reference import Fetching, ModelReference, resolve_model, resolve_reference
 from vox_core.weights import FULL_PRECISION, Weights, open_weights
@@ -44,11 +43,7 @@ if TYPE_CHECKING:
     from vox_core.config import DataSource, TrainSettings
     from vox_core.contract import Evaluator, Objective, Quant, Reward
     from vox_core.data.checked import CheckedFile
-    from vox_core.host import Selection
-    from vox_core.host.load import Backend
     from vox_core.run.start import Start
-    from vox_core.weights import Weights
-
 
 _TAKEN_BY = (("rewards", "reward", "grpo and ppo"), ("teacher", "teacher", "distill"))
 """What an objective may need, its setting, and the objectives that need it."""
@@ -117,16 +112,7 @@ def read_inputs(
     # Before a model is fetched, so that a missing backend is found in a second.
     if refusal := explain(request, seen=seen).refusal:
         raise refusal
-    model = (
-        start.source.base
-        if start
-        else resolve_model(
-            settings.model,
-            revision=settings.revision,
-            template=settings.template,
-            progress=fetching,
-        )
-    )
+    model = start.source.base if start else _model(settings, fetching)
     if fetching.happened:  # which may have taken an hour: other memory is free by now
         seen = Seen()
     weights = open_weights(model.path)
@@ -160,6 +146,11 @@ def read_inputs(
     )
 
 
+def _model(settings: TrainSettings, progress: models.Progress | None) -> models.LocalModel:
+    revision, template = settings.revision, settings.template
+    return resolve_model(settings.model, revision=revision, template=template, progress=progress)
+
+
 def _evaluator(suites: Sequence[Path]) -> Evaluator:
     """Let the plugin that evaluates check the suites (B013 without one)."""
     try:
@@ -167,8 +158,8 @@ def _evaluator(suites: Sequence[Path]) -> Evaluator:
     except BackendError as error:
         what = "no installed plugin evaluates models"
         raise error.but(what=what, where=f"--eval-suite {suites[0]}") from error
-    found: Evaluator = call_hook(plugin, "vox_evaluator", suites=suites)
-    return found
+    evaluator: Evaluator = call_hook(plugin, "vox_evaluator", suites=suites)
+    return evaluator
 
 
 def _rows(settings: TrainSettings, objective: Objective | None) -> Chosen:
@@ -185,7 +176,7 @@ def _rows(settings: TrainSettings, objective: Objective | None) -> Chosen:
         raise error.but(remedy=error.remedy + hint) from error
 
 
-def chosen_rows(settings: TrainSettings, tell: Tell | None = None) -> Chosen:
+def chosen_rows(settings: TrainSettings) -> Chosen:
     """Files to train and to validate on, with the rows that the filters leave, and a report.
 
     Raises:
@@ -210,7 +201,7 @@ def chosen_rows(settings: TrainSettings, tell: Tell | None = None) -> Chosen:
             expected="a share of the rows, or a file of them",
             remedy="leave out --valid-share or --valid; of a folder, name its train.jsonl",
         )
-    return choose_rows(train, valid, settings.policy(), tell, settings.fields)
+    return choose_rows(train, valid, settings.policy(), settings.fields)
 
 
 def _require_rollouts(settings: TrainSettings, objective: Objective | None) -> None:
@@ -400,15 +391,9 @@ class Opener:
     @classmethod
     def of(cls, settings: TrainSettings, progress: models.Progress | None = None) -> Opener:
         """Return the opener of the model of the settings."""
-        model = resolve_model(
-            settings.model,
-            revision=settings.revision,
-            template=settings.template,
-            progress=progress,
-        )
+        model = _model(settings, progress)
         config = bounded_json.read(model.path / "config.json")
-        length = plan.sequence_length(settings, config)
-        return cls(model, config, length, settings.objective_spec)
+        return cls(model, config, sequence_length(settings, config), settings.objective_spec)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -452,7 +437,8 @@ def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
     if settings.curriculum == "difficulty":
         difficulty_G = dataset.difficulty_D[first_G]
         unknown = int(np.isnan(difficulty_G).sum())
-        _require_some_difficulty(dataset.groups - unknown)
+        if unknown == dataset.groups:
+            raise _no_difficulty()
         levels_G = filled(difficulty_G)
         if unknown:
             said = f"{unknown} of {dataset.groups} documents do not say how difficult they are, and"
@@ -464,16 +450,15 @@ def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
     return dataset.ordered(ordering, notes)
 
 
-def _require_some_difficulty(known: int) -> None:
-    if not known:
-        raise DataError(
-            "D031",
-            "no row says how difficult it is",
-            where="--curriculum difficulty",
-            found="no field `difficulty` that is a number or a word such as easy, medium, hard",
-            expected="at least some rows with one",
-            remedy="leave out --curriculum, or write `difficulty` into the rows",
-        )
+def _no_difficulty() -> DataError:
+    return DataError(
+        "D031",
+        "no row says how difficult it is",
+        where="--curriculum difficulty",
+        found="no field `difficulty` that is a number or a word such as easy, medium, hard",
+        expected="at least some rows with one",
+        remedy="leave out --curriculum, or write `difficulty` into the rows",
+    )
 
 
 def _require_all_trained(ordering: Ordering, sources: tuple[DataSource, ...]) -> None:

@@ -332,17 +332,14 @@ class Documents:
         return _compared(made, dataset, chosen, scores)
 
     def validation(self, learner: Learner) -> Validation:
-        return Validation(learner.step, self._validation_loss(learner))
-
-    def _validation_loss(self, learner: Learner) -> float:
         made, valid = self._plan.execution, self._plan.data.valid
         assert valid is not None
         if self._plan.inputs.objective is None:
             batches = validation_batches(valid, made.micro_batch_tokens, made.packing)
-            return learner.evaluate(batches)
+            return Validation(learner.step, learner.evaluate(batches))
         scores = self._references.valid if self._references else None
         parts, _, groups = _compared(made, valid, range(len(valid)), scores)
-        return learner.evaluate(parts, groups)
+        return Validation(learner.step, learner.evaluate(parts, groups))
 
 
 def _compared(

@@ -28,7 +28,6 @@ from vox_core.contract import (
     ModelIdentity,
     Notice,
     Objective,
-    Place,
     Trainer,
     TrainJob,
     TrainState,
@@ -59,8 +58,8 @@ from vox_core.run.own_documents import (
     with_samples,
 )
 from vox_core.run.plan import make_plan, positions, vocabulary_size
-from vox_core.run.start import REFERENCE, read_adapter_of, require_same_adapter, starting_adapter
-from vox_core.run.weighing import totals_of, weigh, weighted
+from vox_core.run.start import REFERENCE, find_adapter, require_same_adapter, starting_adapter
+from vox_core.run.weighing import Groups, totals_of, weigh, weighted
 
 if TYPE_CHECKING:
     from vox_core import models
@@ -309,9 +308,9 @@ class OpenTrainer:
             AdapterError: there is none, or it belongs to another base.
             ConfigError: its settings differ.
         """
-        source = read_adapter_of(Path(reference), str(self._shared.inputs.model.path))
-        require_same_adapter(source, self._plan, reference)
-        self._replace(TrainState(0, source))
+        _, adapter = find_adapter(Path(reference), base=str(self._shared.inputs.model.path))
+        require_same_adapter(adapter, self._plan, reference)
+        self._replace(TrainState(0, adapter))
 
     def save_state(self, folder: str | Path) -> Path:
         """Write adapter, optimizer state and step to `folder/step-N`; gradients are not kept."""
@@ -412,7 +411,7 @@ def open_training_base(
     observe(Notice(inputs.selection.why))
     plan = _planned(chosen, inputs, identity(inputs.model))
     if start:
-        start.require_same(plan)
+        require_same_adapter(start.adapter, plan, start.folder)
     encoder = Encoder(load_tokenizer(inputs.model.tokenizer), inputs.seq_len)
     job = TrainJob(plan, inputs.model.path, probe(encoder))
     hardware = inputs.selection.hardware
@@ -431,9 +430,6 @@ def _planned(settings: TrainSettings, inputs: RunInputs, model: ModelIdentity) -
     plan = make_plan(settings, inputs, build_datasets(settings, inputs), model)
     contract = replace(plan.contract, data=DataIdentity("", 0, 0, 0), total_steps=0)
     return replace(plan, contract=contract)
-
-
-Groups: TypeAlias = Sequence[Sequence[Place]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -80,49 +80,41 @@ class Sample(Document):
         return cls(tokens_T, weights_T, reply.text, log_probs_K, reply.finish_reason, group)
 
 
-class Given(Objective):
+class Function(Objective):
+    """Maximises log-probabilities by the weights that a function makes of them: the loss is
+    `-sum(weights * log_probs)`."""
+
+    separable = False
+
+    def __init__(self, function: Callable[[Sequence[Floats]], Sequence[float | Floats]]) -> None:
+        self._function = function
+
+    def weigh(self, groups: Sequence[Group], totals: Totals) -> Weighed:
+        log_probs = [side.log_probs_K for (side,) in groups]
+        given = self._function(log_probs)
+        if len(given) != len(log_probs):
+            raise _wrong_weights(f"{len(given)} for {len(log_probs)} documents")
+        loss, weights = 0.0, []
+        for number, (each, logs_K) in enumerate(zip(given, log_probs, strict=True), 1):
+            if np.shape(each) not in ((), logs_K.shape):
+                found = f"shape {np.shape(each)} for document {number}, which has {len(logs_K)}"
+                raise _wrong_weights(f"{found} trained")
+            if not np.isfinite(each).all():
+                raise _wrong_weights(f"one of document {number} is not finite")
+            weights.append(np.full(len(logs_K), each, np.float32))
+            loss -= float(np.dot(weights[-1].astype(np.float64), logs_K))
+        return Weighed(loss, [[weights_K] for weights_K in weights])
+
+
+class Given(Function):
     """Maximises log-probabilities by weights that are known before they are.
 
     Args:
         weights: of each document, a factor of its own weights or one for each trained token.
     """
 
-    separable = False
-
     def __init__(self, weights: Sequence[float | Floats]) -> None:
-        self._weights = list(weights)
-
-    def weigh(self, groups: Sequence[Group], totals: Totals) -> Weighed:
-        return _linear(groups, self._weights)
-
-
-class Function(Objective):
-    """Maximises log-probabilities by the weights that a function makes of them."""
-
-    separable = False
-
-    def __init__(self, function: Callable[[Sequence[Floats]], Sequence[Floats]]) -> None:
-        self._function = function
-
-    def weigh(self, groups: Sequence[Group], totals: Totals) -> Weighed:
-        return _linear(groups, self._function([side.log_probs_K for (side,) in groups]))
-
-
-def _linear(groups: Sequence[Group], given: Sequence[float | Floats]) -> Weighed:
-    """Weigh documents so that the loss is `-sum(weights * log_probs)`."""
-    log_probs = [side.log_probs_K for (side,) in groups]
-    if len(given) != len(log_probs):
-        raise _wrong_weights(f"{len(given)} for {len(log_probs)} documents")
-    loss, weights = 0.0, []
-    for number, (each, logs_K) in enumerate(zip(given, log_probs, strict=True), 1):
-        if np.shape(each) not in ((), logs_K.shape):
-            found = f"shape {np.shape(each)} for document {number}, which has {len(logs_K)} trained"
-            raise _wrong_weights(found)
-        if not np.isfinite(each).all():
-            raise _wrong_weights(f"one of document {number} is not finite")
-        weights.append(np.full(len(logs_K), each, np.float32))
-        loss -= float(np.dot(weights[-1].astype(np.float64), logs_K))
-    return Weighed(loss, [[weights_K] for weights_K in weights])
+        super().__init__(lambda _: weights)
 
 
 def _wrong_weights(found: str) -> ConfigError:
@@ -194,7 +186,7 @@ def documents_of(
 def _encoded(
     rows: Sequence[Mapping[str, object]], objective: Objective | None, encoder: Encoder
 ) -> list[encode.Document]:
-    alone = objective is None or isinstance(objective, Given | Function)
+    alone = objective is None or isinstance(objective, Function)
     if not alone and "rollouts" in objective.needs:  # type: ignore[union-attr]
         raise _no_rollouts("rows")
     examples = None if alone else examples_by(objective)  # type: ignore[arg-type]
@@ -216,7 +208,7 @@ def _encoded(
 
 
 def _as_they_are(items: Sequence[Document], objective: Objective | None) -> list[encode.Document]:
-    compared = objective is not None and not isinstance(objective, Given | Function)
+    compared = objective is not None and not isinstance(objective, Function)
     made = [_checked(item, number) for number, item in enumerate(items, 1)]
     if not compared:
         return made

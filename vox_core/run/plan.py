@@ -244,7 +244,12 @@ def _modules(
         *_rank_faults(contract.adapter.rank, trained),
         *_reasons_why_not(contract, saved, inputs.config),
         *_width_faults(contract.quant, quantised),
-        *_whole_faults(contract.quant, saved, {*stored, *(m.tensor for m in quantised.values())}),
+        *(
+            f"--modules-to-save {name.rpartition('.')[0]}: quantised weights ({contract.quant}) "
+            "cannot be trained"
+            for name, tensor in saved.items()
+            if tensor in {*stored, *(module.tensor for module in quantised.values())}
+        ),
     ]
     _require_none(faults)
     return saved, trained
@@ -356,15 +361,6 @@ def _width_faults(quant: Quant, modules: Mapping[str, ModuleShape]) -> Iterator[
         codec = CODECS.get(format_of(path, quant))
         if codec and (fault := codec.fault(module.in_features)):
             yield f"--quant {quant}: {path}: {fault}"
-
-
-def _whole_faults(
-    quant: Quant, saved: Mapping[str, str], quantised: Collection[str]
-) -> Iterator[str]:
-    for name, tensor in saved.items():
-        if tensor in quantised:
-            module = name.rpartition(".")[0]
-            yield f"--modules-to-save {module}: quantised weights ({quant}) cannot be trained"
 
 
 def positions(config: Mapping[str, Any]) -> int | None:

@@ -91,7 +91,7 @@ class Rollouts:
         self._reward = plan.inputs.reward
         self._tokenizer = load_tokenizer(plan.inputs.model.tokenizer)
         self._ends = end_of_turn_ids(self._tokenizer)
-        self._rows = {**rows_of(plan, "train"), **rows_of(plan, "valid")}
+        self._rows = rows_of(plan)
         self._positions = positions(plan.inputs.config)
         # How many rows at once decides the last bits, so it does not go by the memory that is free.
         self._generator = Generator(trainer, most_rows(plan.inputs.selection.hardware))
@@ -318,9 +318,9 @@ def take_old_log_probs(step: Step, log_probs: Sequence[Floats], dtype: DType, up
         )
 
 
-def rows_of(plan: RunPlan, side: str) -> dict[tuple[Path, int], Mapping[str, object]]:
+def rows_of(plan: RunPlan) -> dict[tuple[Path, int], Mapping[str, object]]:
     """Return the rows of the data files, by file and line."""
-    checked = plan.inputs.rows.train if side == "train" else plan.inputs.rows.valid
+    checked = [*plan.inputs.rows.train, *plan.inputs.rows.valid]
     blocks = cut(
         [file.path for file in checked],
         masks=[file.chosen for file in checked],

@@ -42,12 +42,11 @@ from vox_core.run.folder import RunFolder
 from vox_core.run.inputs import Datasets, RunInputs, build_datasets, read_inputs
 from vox_core.run.reference import Sources, data_files, model_files
 from vox_core.run.resume import PreviousRun
-from vox_core.run.start import starting_adapter
+from vox_core.run.start import require_same_adapter, starting_adapter
 from vox_core.weights import STORED_AS, numpy_dtype
 
 if TYPE_CHECKING:
-    from vox_core.config import TrainSettings
-    from vox_core.contract import ExecutionPlan, FineTuneContract
+    from vox_core.contract import FineTuneContract
     from vox_core.data.chosen import Side
     from vox_core.data.dataset import Dataset
     from vox_core.run.resume import PinnedPlan
@@ -204,7 +203,7 @@ def plan_run(
     identity = models.identity(model) if hashed else models.unhashed(model)
     execution = plan.make_plan(settings, inputs, data, identity)
     if start:
-        start.require_same(execution)
+        require_same_adapter(start.adapter, execution, start.folder)
     sources: Sources = {
         "data": data_files(inputs.rows.train),
         "valid": data_files(inputs.rows.valid),
@@ -423,24 +422,22 @@ def with_advice(plan: RunPlan, tell: Tell) -> RunPlan:
     Raises:
         VoxError: a plugin's error for the user. A refusal is not raised: it is in `advice`.
     """
-    advice = _merged(_advice_of_all(plan, tell))
-    execution = plan.execution
+    seen, made = plan.inputs.seen, plan.execution
+    plugins = providers("hooks", "vox_advise", seen.plugins)
+    advice = _merged([_ask(each, seen, plan, tell) for each in plugins])
     if plan.fresh and plan.pinned is None and plan.settings.tune != "ignore":
-        execution = _applied(advice, execution, plan.settings)
-    return replace(plan, execution=execution, advice=advice)
+        tokens = advice.micro_batch_tokens
+        if tokens is None or fixed_micro_batch(plan.settings, made):
+            tokens = made.micro_batch_tokens
+        tuning = {**made.tuning, **advice.tuning}
+        made = replace(made, micro_batch_tokens=tokens, tuning=tuning)
+    return replace(plan, execution=made, advice=advice)
 
 
 def fixed_micro_batch(settings: TrainSettings, plan: ExecutionPlan) -> bool:
     """Whether `micro_batch_tokens` must stay: the user set them, or other micro-batches would draw
     another dropout."""
     return "micro_batch_tokens" in settings.model_fields_set or plan.contract.adapter.dropout > 0
-
-
-def _applied(advice: Advice, plan: ExecutionPlan, settings: TrainSettings) -> ExecutionPlan:
-    tokens = advice.micro_batch_tokens
-    if tokens is None or fixed_micro_batch(settings, plan):
-        tokens = plan.micro_batch_tokens
-    return replace(plan, micro_batch_tokens=tokens, tuning={**plan.tuning, **advice.tuning})
 
 
 def _merged(every: Sequence[Advice]) -> Advice:
@@ -450,11 +447,6 @@ def _merged(every: Sequence[Advice]) -> Advice:
         tuning={name: value for each in reversed(every) for name, value in each.tuning.items()},
         refusal=next((each.refusal for each in every if each.refusal), None),
     )
-
-
-def _advice_of_all(plan: RunPlan, tell: Tell) -> list[Advice]:
-    seen = plan.inputs.seen
-    return [_ask(each, seen, plan, tell) for each in providers("hooks", "vox_advise", seen.plugins)]
 
 
 def _ask(plugin: Found, seen: Seen, plan: RunPlan, tell: Tell) -> Advice:

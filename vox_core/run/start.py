@@ -66,10 +66,6 @@ class Start:
         made.model_fields_set.discard("model")  # the copy in the run folder names it
         return made
 
-    def require_same(self, plan: ExecutionPlan) -> None:
-        """Refuse an adapter of another shape than the plan's; see `require_same_adapter`."""
-        require_same_adapter(self.adapter, plan, self.folder)
-
     def write(self, run: Path, about: dict[str, Any]) -> None:
         """Keep a copy in a run folder.
 
@@ -110,34 +106,34 @@ def starting_adapter(
     """
     if settings.adapter is None:
         return None
-    named = settings.adapter
-    if not named.exists():
-        raise _none(named, "no such folder")
-    source = resolve_reference(
-        str(named),
+    source, adapter = find_adapter(
+        settings.adapter,
         base=settings.model if "model" in settings.model_fields_set else None,
         revision=settings.revision,
         template=settings.template,
         progress=progress,
     )
-    if source.adapter is None:
-        raise _none(named, "a model")
-    _require_uniform(source.adapter, named)
-    return Start(named, source, source.adapter)
+    _require_uniform(adapter, settings.adapter)
+    return Start(settings.adapter, source, adapter)
 
 
-def read_adapter_of(folder: Path, base: str) -> AdapterState:
-    """Read an adapter of a base.
-
-    Raises:
-        AdapterError: A001 to A003; there is none, or it belongs to another base.
-    """
-    if not folder.exists():
-        raise _none(folder, "no such folder")
-    adapter = resolve_reference(str(folder), base=base).adapter
-    if adapter is None:
-        raise _none(folder, "a model")
-    return adapter
+def find_adapter(folder: Path, **how: Any) -> tuple[ModelReference, AdapterState]:
+    """Find an adapter and its base as `resolve_reference` does, with its keywords and errors; A001
+    if there is none."""
+    found = "no such folder"
+    if folder.exists():
+        source = resolve_reference(str(folder), **how)
+        if source.adapter is not None:
+            return source, source.adapter
+        found = "a model"
+    raise AdapterError(
+        "A001",
+        "there is no adapter to start from",
+        where=folder,
+        found=found,
+        expected="a run, or a folder saved by PEFT or mlx-lm",
+        remedy="name a model with --model, and an adapter with --adapter",
+    )
 
 
 def require_same_adapter(adapter: AdapterState, plan: ExecutionPlan, where: object) -> None:
@@ -181,17 +177,6 @@ def _require_uniform(adapter: AdapterState, where: Path) -> None:
             expected="one rank and one alpha",
             remedy="merge it into its base with vox merge, and train on the result",
         )
-
-
-def _none(where: Path, found: str) -> AdapterError:
-    return AdapterError(
-        "A001",
-        "there is no adapter to start from",
-        where=where,
-        found=found,
-        expected="a run, or a folder saved by PEFT or mlx-lm",
-        remedy="name a model with --model, and an adapter with --adapter",
-    )
 
 
 def _sizes(adapter: AdapterState) -> set[tuple[int, float]]:

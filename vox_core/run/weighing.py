@@ -33,7 +33,6 @@ import numpy as np
 from vox_core import files
 from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import (
-    AdapterState,
     Batch,
     Model,
     Notice,
@@ -298,7 +297,11 @@ def _scores(run: RunPlan, opened: Callable[[], Model], dataset: Dataset, emit: O
     def make(folder: Path) -> None:
         emit(Notice(f"computing the {whose}'s log-probabilities of {len(dataset)} documents"))
         model = opened()
-        with _with_adapter(model, adapter) as name:
+        name = REFERENCE if adapter else None
+        with contextlib.ExitStack() as stack:
+            if adapter:
+                model.add_adapter(REFERENCE, adapter)
+                stack.callback(model.remove_adapter, REFERENCE)
             if top_k:
                 pairs = most_likely(model, name, dataset, top_k, vocabulary)
                 _write(folder, shape, {_TARGETS: np.int32, _SCORES: np.float32}, pairs)
@@ -331,19 +334,6 @@ def _identity(run: RunPlan) -> dict[str, object]:
         "quant": contract.quant,
     }
     return found | ({"adapter": start.digest} if start else {})
-
-
-@contextlib.contextmanager
-def _with_adapter(model: Model, adapter: AdapterState | None) -> Iterator[str | None]:
-    """Yield the name of `adapter` in `model`, which has it for that time."""
-    if adapter is None:
-        yield None
-        return
-    model.add_adapter(REFERENCE, adapter)
-    try:
-        yield REFERENCE
-    finally:
-        model.remove_adapter(REFERENCE)
 
 
 def _write(
