@@ -36,9 +36,10 @@ from tests.core.select_samples import (
 from vox_core.errors import BackendError
 from vox_core.host import Request, Surroundings
 from vox_core.host.blocked import COMMAND
+from vox_core.host.judge import static_refusal
 from vox_core.host.manifest import Requires
 from vox_core.host.probe import NVIDIA, ProbeFault
-from vox_core.host.select import needs_probe, select, verdicts
+from vox_core.host.select import select, verdicts
 
 CASES = {
     # automatic
@@ -321,7 +322,9 @@ def test_only_survivors_need_their_hardware_probed() -> None:
     plugins = [CPU, CUDA, backend("old", None, api="0.1"), broken("bad")]
     request = Request("train", quant="nf4")
     probed = [
-        each.found.id for each in plugins if needs_probe(request, each.found, Surroundings(MACHINE))
+        each.found.id
+        for each in plugins
+        if not static_refusal(request, each.found, Surroundings(MACHINE))
     ]
     assert probed == ["cuda"]
 

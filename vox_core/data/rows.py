@@ -52,7 +52,7 @@ from vox_core.data.fields import (
 from vox_core.data.formats import place_of
 from vox_core.data.json_rows import parse_object
 from vox_core.data.messages import Message, Turn, conversation, tool_schemas, turns_of
-from vox_core.errors import BackendError, ConfigError
+from vox_core.errors import ConfigError
 from vox_core.host.load import call_hook, format_error, provider
 
 Kind: TypeAlias = Literal["chat", "completion", "text", "preference"]
@@ -308,10 +308,6 @@ class Row:
         """A row that is one document."""
         return cls(record.source, record.line, {WHOLE: record})
 
-    @property
-    def place(self) -> str:
-        return place_of(self.source, self.line)
-
 
 def row_of(
     line: bytes | None,
@@ -359,9 +355,8 @@ def load_objective(name: str, options: tuple[tuple[str, str], ...] = ()) -> Obje
         ConfigError: an option is unknown or wrong.
     """
     plugin = provider("objectives", name)
-    objective = call_hook(plugin, "vox_objective", spec=ObjectiveSpec(name, dict(options)))
-    if not isinstance(objective, Objective):
-        raise _wrong_result(plugin.id, "vox_objective", objective, "an Objective")
+    spec = ObjectiveSpec(name, dict(options))
+    objective: Objective = call_hook(plugin, "vox_objective", Objective, spec=spec)
     return objective
 
 
@@ -381,20 +376,8 @@ def load_reward(name: str) -> Reward:
             remedy=f"add it: --reward {name}:FUNCTION",
         )
     plugin = provider("rewards", "file" if ":" in name else name)
-    reward = call_hook(plugin, "vox_reward", name=name)
-    if not isinstance(reward, Reward):
-        raise _wrong_result(plugin.id, "vox_reward", reward, "a Reward")
+    reward: Reward = call_hook(plugin, "vox_reward", Reward, name=name)
     return reward
-
-
-def _wrong_result(plugin: str, hook: str, result: object, expected: str) -> BackendError:
-    return BackendError(
-        "B004",
-        f"plugin {plugin!r} gave a wrong result from {hook}",
-        found=f"an object of type {type(result).__name__}",
-        expected=expected,
-        remedy="upgrade the plugin, or report it to its authors",
-    )
 
 
 def objective_of(spec: ObjectiveSpec) -> Objective | None:

@@ -105,7 +105,8 @@ def _checks(found: Found) -> list[Check]:
     try:
         own = [check for result in hooks.vox_doctor() for check in _checked(result)]
     except VoxError as error:  # in the user's terms already: a setting, a missing library
-        own = [Check("vox_doctor", False, _in_a_line(error), error.remedy)]
+        said = ": ".join(part for part in (error.what, error.where, error.found) if part)
+        own = [Check("vox_doctor", False, said, error.remedy)]
     except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
         own = [Check("vox_doctor", False, format_error(error), "report it to the plugin's authors")]
     return [loaded, *own]
@@ -118,10 +119,6 @@ def _require_command(entry: str) -> None:
     command = getattr(importlib.import_module(module), attribute)
     if not isinstance(command, click.Command):
         raise TypeError(f"an object of type {type(command).__name__} instead of a click command")
-
-
-def _in_a_line(error: VoxError) -> str:
-    return ": ".join(str(part) for part in (error.what, error.where, error.found) if part)
 
 
 def _checked(result: Iterable[object]) -> Iterable[Check]:

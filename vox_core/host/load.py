@@ -74,7 +74,12 @@ def load_plugin(found: Found) -> pluggy.PluginManager:
     manager.add_hookspecs(HookSpecs)
     try:
         with redirect_stdout(sys.stderr):
-            _register(manager, found)
+            plugin: object = found.entry_point.load()
+            if inspect.isclass(plugin):  # pluggy would register its functions without self
+                what = f"{plugin.__name__} is a class; the entry point has to name an object"
+                raise TypeError(what)
+            manager.register(plugin, name=found.id)
+            manager.check_pending()
     except pluggy.PluginValidationError as error:
         hooks = ", ".join(name for name in vars(HookSpecs) if name.startswith("vox_"))
         expected = f"hooks as in vox_core.hookspecs: {hooks}"
@@ -86,17 +91,21 @@ def load_plugin(found: Found) -> pluggy.PluginManager:
     return manager
 
 
-def call_hook(found: Found, hook: str, **arguments: object) -> Any:
+def call_hook(found: Found, hook: str, returns: type = object, **arguments: object) -> Any:
     """Load a plugin and call one of its hooks.
 
     Raises:
-        BackendError: B004; it cannot be loaded, or lacks the hook.
+        BackendError: B004; it cannot be loaded, lacks the hook, or the result is of another type.
         PluginError: X001, the hook raised something of its own.
     """
     manager = load_plugin(found)
     _require_hook(manager, found, hook)
     with foreign_errors(found.id, hook, "plugin"):
-        return getattr(manager.hook, hook)(**arguments)
+        result = getattr(manager.hook, hook)(**arguments)
+    if not isinstance(result, returns):
+        kind = type(result).__name__
+        raise broken(found, f"{hook} returned an object of type {kind}", returns.__name__)
+    return result
 
 
 def _require_hook(manager: pluggy.PluginManager, found: Found, hook: str) -> None:
@@ -187,21 +196,21 @@ class Backend:
         """Check that the backend has the hook (B004)."""
         _require_hook(self.manager, self.found, f"vox_{operation}")
 
-    def _call(self, operation: Operation, job: object, context: RunContext) -> object:
-        self.require(operation)
-        with foreign_errors(self.id, f"vox_{operation}"):
-            result: object = getattr(self.manager.hook, f"vox_{operation}")(
-                job=job, context=context
-            )
-        return result
-
     def _expect(
         self, kind: type[Result], operation: Operation, job: object, context: RunContext
     ) -> Result:
-        result = self._call(operation, job, context)
-        if not isinstance(result, kind):
-            raise _wrong_result(self.id, f"vox_{operation}", result, kind.__name__)
-        return result
+        self.require(operation)
+        with foreign_errors(self.id, f"vox_{operation}"):
+            result = getattr(self.manager.hook, f"vox_{operation}")(job=job, context=context)
+        if isinstance(result, kind):
+            return result
+        raise PluginError(
+            "X001",
+            f"backend {self.id!r} gave a wrong result from vox_{operation}",
+            found="None" if result is None else f"an object of type {type(result).__name__}",
+            expected=kind.__name__,
+            remedy="upgrade the plugin, or report it to the plugin's authors",
+        )
 
 
 class _Guarded:
@@ -232,14 +241,6 @@ class _Guarded:
         return replace(state, adapter=replace(state.adapter, saved=saved), moments=moments)
 
 
-def _register(manager: pluggy.PluginManager, found: Found) -> None:
-    plugin: object = found.entry_point.load()
-    if inspect.isclass(plugin):  # pluggy would register the class's functions without self
-        raise TypeError(f"{plugin.__name__} is a class; the entry point has to name an object")
-    manager.register(plugin, name=found.id)
-    manager.check_pending()
-
-
 def _guarded_items(plugin: str, hook: str, items: Iterator[Item]) -> Iterator[Item]:
     with foreign_errors(plugin, hook):
         yield from items
@@ -259,16 +260,6 @@ def foreign_errors(plugin: str, hook: str, kind: str = "backend") -> Iterator[No
             found=f"{format_error(error)} ({raised_at(error)})",
             remedy="see the traceback with --debug, and report it to the plugin's authors",
         ) from error
-
-
-def _wrong_result(plugin: str, hook: str, result: object, expected: str) -> PluginError:
-    return PluginError(
-        "X001",
-        f"backend {plugin!r} gave a wrong result from {hook}",
-        found="None" if result is None else f"an object of type {type(result).__name__}",
-        expected=expected,
-        remedy="upgrade the plugin, or report it to the plugin's authors",
-    )
 
 
 def broken(found: Found, what_is: str, expected: str | None = None) -> BackendError:

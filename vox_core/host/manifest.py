@@ -263,11 +263,6 @@ class Manifest:
         commands = tuple(each.name for each in self.commands)
         return {**({"commands": commands} if commands else {}), **self.provides}
 
-    @property
-    def hooks(self) -> tuple[str, ...]:
-        """Hooks that vox calls in every plugin that lists them."""
-        return self.provides.get("hooks", ())
-
 
 _TABLES: dict[str, type] = {
     "capabilities": Capabilities,

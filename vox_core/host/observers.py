@@ -23,6 +23,7 @@ from dataclasses import asdict
 
 from vox_core.contract import Event, RunEnd
 from vox_core.host.discover import Found
+from vox_core.host.load import providers
 from vox_core.host.probe import Machine, unmet
 from vox_core.host.process import child_command, signal_name
 from vox_core.host.select import Seen
@@ -49,9 +50,8 @@ class Observers:
         self._listening: list[_Observer] = []
         self._faults: list[str] = []
         seen = seen or Seen()
-        for plugin in seen.plugins:
-            if plugin.id not in seen.blocked and _observes(plugin):
-                self._admit(plugin, seen.machine)
+        for plugin in providers("hooks", "vox_event", seen.plugins):
+            self._admit(plugin, seen.machine)
 
     def tell(self, event: Event) -> list[str]:
         """Send an event to all observers; after the end of a run, wait until they have handled it.
@@ -180,10 +180,6 @@ class _Observer:
         self.fault = f"{self._stage}: {words}" if (words := json.loads(answer)) else ""
         self._limit_s = 0.0
         return True
-
-
-def _observes(plugin: Found) -> bool:
-    return plugin.manifest is not None and "vox_event" in plugin.manifest.hooks
 
 
 def _how_ended(returncode: int) -> str:

@@ -49,8 +49,11 @@ def output_of(command: Sequence[str], limit_s: float) -> bytes:
             anything but 0.
     """
     ended = run(command, limit_s)
+    if ended.returncode < 0:
+        raise Failed(f"was ended by {signal_name(ended.returncode)}")
     if ended.returncode:
-        raise Failed(_how(ended))
+        last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise Failed(f"failed: {last[:_WORDS] or f'exit {ended.returncode}'}")
     return ended.stdout
 
 
@@ -107,10 +110,3 @@ def signal_name(returncode: int) -> str:
         return signal.Signals(-returncode).name
     except ValueError:
         return f"signal {-returncode}"
-
-
-def _how(ended: subprocess.CompletedProcess[bytes]) -> str:
-    if ended.returncode < 0:
-        return f"was ended by {signal_name(ended.returncode)}"
-    last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return f"failed: {last[:_WORDS] or f'exit {ended.returncode}'}"

@@ -85,7 +85,7 @@ def select(
     """Choose a backend for a request.
 
     Args:
-        candidates: probed as far as `needs_probe` says.
+        candidates: probed unless `static_refusal` has a reason against them.
 
     Raises:
         BackendError: B001 to B005; none can be chosen. B007; none should be without being asked.
@@ -118,11 +118,6 @@ def verdicts(
 ) -> tuple[Verdict, ...]:
     """Return the verdict on each candidate, sorted by id, without choosing one."""
     return tuple(judged.verdict for judged in judge_all(request, candidates, environment))
-
-
-def needs_probe(request: Request, plugin: Found, environment: Surroundings) -> bool:
-    """Whether the choice of a candidate now depends on its hardware alone."""
-    return static_refusal(request, plugin, environment) is None
 
 
 # --- among several --------------------------------------------------------------------------------
@@ -397,7 +392,7 @@ class Seen:
             known=known,
             able=_able(request, self._accelerators) if known else (),
         )
-        asked = [plugin for plugin in backends if needs_probe(request, plugin, environment)]
+        asked = [each for each in backends if not static_refusal(request, each, environment)]
         unasked = [plugin for plugin in asked if plugin.id not in self._hardware]
         self._hardware |= probe.probe_all(unasked)
         hardware = {plugin.id: self._hardware[plugin.id] for plugin in asked}
