@@ -25,21 +25,20 @@ class JsonFault(ValueError):
     """Why a document cannot be read, worded to follow "it is not JSON that can be read"."""
 
 
-def read(path: Path, *, limit: int = MAX_BYTES, unique: bool = False) -> Any:
+def read(path: Path, *, unique: bool = False) -> Any:
     """Return the JSON document in a file.
 
     Args:
-        limit: maximum size in bytes.
         unique: refuse duplicate keys in an object; by default the last one counts.
 
     Raises:
-        JsonFault: it is larger, nested more deeply than `MAX_DEPTH`, or not JSON.
+        JsonFault: it has more than `MAX_BYTES`, nests deeper than `MAX_DEPTH`, or is not JSON.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise JsonFault(f"it has more than {limit:,} bytes")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise JsonFault(f"it has more than {MAX_BYTES:,} bytes")
     document = parse(content, unique=unique)
     if is_deep(document):
         raise JsonFault(f"it is nested more than {MAX_DEPTH} deep")

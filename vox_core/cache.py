@@ -83,7 +83,10 @@ def cached(kind: str, key: str, make: Make, read: Read[T]) -> Cached[T]:
         StorageError: not even a temporary folder can be written.
         VoxError: an error of `make`.
     """
-    if (found := read_cached(kind, key, read)) is not None:
+    folder = cache_root() / kind / key
+    if folder.is_dir() and (found := read(folder, None)) is not None:
+        with suppress(OSError):
+            os.utime(folder)
         return Cached(found)
     try:
         return Cached(_made(cache_folder(kind) / key, make, read))
@@ -95,16 +98,6 @@ def cached(kind: str, key: str, make: Make, read: Read[T]) -> Cached[T]:
         if found is None:
             raise
         return Cached(found, error)
-
-
-def read_cached(kind: str, key: str, read: Read[T]) -> T | None:
-    """Return the entry `key` if the cache has it complete."""
-    folder = cache_root() / kind / key
-    if not folder.is_dir() or (found := read(folder, None)) is None:
-        return None
-    with suppress(OSError):
-        os.utime(folder)
-    return found
 
 
 def _made(folder: Path, make: Make, read: Read[T]) -> T:

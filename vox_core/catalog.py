@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
@@ -41,7 +41,7 @@ from pydantic import (
 
 from vox_core.contract import Method, Quant
 from vox_core.errors import ConfigError
-from vox_core.text import did_you_mean
+from vox_core.text import did_you_mean, hint
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -314,12 +314,6 @@ def _fault(
         return f"{key}: unknown; expected one of {', '.join(takes)}{hint(key, takes)}"
     found = f"found {table[key]!r}," if key in table else "missing;"
     return f"{key}: {found} expected {takes[key]}"
-
-
-def hint(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean …?)` if a name of `known` is close, else ""."""
-    meant = did_you_mean(name, known)
-    return f" ({meant})" if meant else ""
 
 
 def objections(

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 
 from vox_core.errors import ConfigError
+from vox_core.host.process import handled
 
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 MIN_KEY = 16
@@ -95,12 +95,6 @@ def is_loopback(header: str) -> bool:
     return (name if header.startswith("[") else name.rpartition(":")[0] or name).lower() in LOOPBACK
 
 
-@contextmanager
-def signals_ignored(*signals: signal.Signals) -> Iterator[None]:
+def signals_ignored(*signals: signal.Signals) -> AbstractContextManager[None]:
     """Let a command end as usual when uvicorn, once it has drained, raises its signal again."""
-    before = {number: signal.signal(number, lambda *_: None) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handled(lambda *_: None, *signals)

@@ -38,6 +38,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near}?" if (near := nearest(name, known)) else ""
 
 
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean …?)` if a name of `known` is close, else ""."""
+    return f" ({meant})" if (meant := did_you_mean(name, known)) else ""
+
+
 def losses(before: float | None, after: float | None) -> str:
     """Format two losses: `3.2100 -> 1.4000 (56 % lower)`; empty unless both exist.
 

@@ -207,10 +207,13 @@ def safetensors_bytes(
 ) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a safetensors file in parts; arguments and errors as for
     `write_safetensors`."""
+    import numpy as np
+
     header = _header_bytes(specs, {"format": "pt"} if metadata is None else metadata)
     yield _PREFIX.pack(len(header)) + header
     for array in _matching(specs, tensors):
-        yield _raw(array)
+        # As bytes, because the buffer protocol has no code for bfloat16.
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _header_bytes(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> bytes:
@@ -237,13 +240,6 @@ def _matching(specs: Mapping[str, Spec], tensors: Iterable[tuple[str, Array]]) -
         yield array
     if (missing := next(expected, None)) is not None:
         raise ValueError(f"found the end, expected {missing[0]}")
-
-
-def _raw(array: Array) -> memoryview:
-    import numpy as np
-
-    # As bytes, because the buffer protocol has no code for bfloat16.
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 # --- folders --------------------------------------------------------------------------------------
@@ -320,14 +316,10 @@ def _read_index(path: Path) -> dict[str, str]:
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise _bad_index(path, ["weight_map: expected an object that names a file for each tensor"])
-    outside = {file for file in map(str, weight_map.values()) if not _is_plain_name(file)}
-    if outside:
+    names = set(map(str, weight_map.values()))
+    if outside := [n for n in names if not n.endswith(".safetensors") or set(n) & set("/\\\0")]:
         raise _bad_index(path, [f"{file!r} is not the name of a file here" for file in outside])
     return weight_map
-
-
-def _is_plain_name(name: str) -> bool:
-    return name.endswith(".safetensors") and not set(name) & set("/\\\0")
 
 
 def _open_shards(folder: Path, where: Mapping[str, str]) -> dict[str, SafetensorsFile]:

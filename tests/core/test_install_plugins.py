@@ -138,7 +138,7 @@ def test_a_lock_of_what_is_installed(world: World, tmp_path: Path) -> None:
 def test_names_that_the_catalog_does_not_have(world: World) -> None:
     world.enter("good", "pypi:vox-t-good==1.0")
     said = world.refused("I002", "install", "goof", "vox-t-good", "--yes")
-    assert "'goof': did you mean 'good'?" in said
+    assert "'goof' (did you mean good?)" in said
     assert "'vox-t-good' is the package of plugin 'good'" in said
     assert "another plugin's id" in world.refused(
         "I003", "install", "good", "--from-pypi", "other==1.0", "--yes"

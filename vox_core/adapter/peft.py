@@ -19,7 +19,6 @@ from vox_core import bounded_json, files
 from vox_core.adapter.targets import leaf_names
 from vox_core.contract import AdapterState, LowRank, Method, ModuleShape
 from vox_core.errors import AdapterError
-from vox_core.files import write_json
 from vox_core.weights import SafetensorsFile, write_safetensors
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def write_adapter(
     specs = {name: ("F32", value.shape) for name, value in tensors.items()}
     write_safetensors(folder / WEIGHTS, specs, tensors.items(), {"format": "pt"})
     config = peft_config(state, base=base, modules=modules, dropout=dropout)
-    write_json(folder / CONFIG, {**config, "revision": revision})
+    files.write_json(folder / CONFIG, {**config, "revision": revision})
 
 
 def peft_config(

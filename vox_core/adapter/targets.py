@@ -11,7 +11,6 @@ No weights are read. `require_fit` reports every mismatch between an adapter and
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Protocol
 
 from vox_core.contract import AdapterState, ModuleShape, Quant
 from vox_core.errors import AdapterError, PlanError
+from vox_core.text import did_you_mean
 
 ALL_LINEAR = "all-linear"
 _EMBEDDING = re.compile(r"(^|\.)(embed\w*|\w*_embed\w*|wte|wpe|word_embeddings)\.weight$")
@@ -213,14 +213,13 @@ def _named(path: str, target: str) -> bool:
 
 def _unknown_targets(unknown: list[str], modules: Mapping[str, ModuleShape]) -> PlanError:
     known = leaf_names(modules)
-    near = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}
     return PlanError(
         "P002",
         "a target module does not exist in the model",
         where="--targets",
         found=", ".join(unknown),
         expected=f"{ALL_LINEAR}, or some of: {', '.join(known)}",
-        faults=[f"{name}: did you mean {match[0]}?" for name, match in near.items() if match],
+        faults=[f"{name}: {hint}" for name in unknown if (hint := did_you_mean(name, known))],
         remedy=f"choose modules of this model, or --targets {ALL_LINEAR}",
     )
 

@@ -169,7 +169,8 @@ def carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_jso
         click.echo(printable(line), err=as_json)
     done = bool(plan.changes) and not dry_run
     if done:
-        _require_agreement("continue?", yes)
+        if not yes:
+            _require_agreement()
         apply(plan, lambda line: _tell(f"  {line}"))
     if as_json:
         print_json(_described(plan, done))
@@ -252,22 +253,15 @@ def _described(plan: InstallPlan, done: bool) -> dict[str, Any]:
     }
 
 
-def _require_agreement(question: str, yes: bool) -> None:
-    """Ask for confirmation on the terminal, unless `yes`.
-
-    Raises:
-        InputError: I012, there is no terminal to ask on.
-        click.Abort: the answer is no.
-    """
-    if yes:
-        return
+def _require_agreement() -> None:
+    """Ask for confirmation on the terminal (I012 without one; click.Abort if the answer is no)."""
     if not _has_terminal():
         raise InputError(
             "I012",
             "the plan needs confirmation, and there is no terminal",
             remedy="check the plan and run again with --yes",
         )
-    click.confirm(question, abort=True, err=True)
+    click.confirm("continue?", abort=True, err=True)
 
 
 def _has_terminal() -> bool:

@@ -71,7 +71,7 @@ from pydantic import (
 
 from vox_core.contract import API_VERSION, DType, Method, Optimizer, Quant
 from vox_core.errors import BackendError
-from vox_core.text import did_you_mean
+from vox_core.text import hint
 
 FILE_NAME = "vox_plugin.toml"
 
@@ -330,9 +330,7 @@ def _describe(detail: Mapping[str, Any]) -> str:
 
 def _nearest(location: tuple[int | str, ...]) -> str:
     table = Manifest if len(location) == 1 else _TABLES[str(location[0])]
-    known = (field.name.replace("_", "-") for field in fields(table))
-    meant = did_you_mean(str(location[-1]), known)
-    return f" ({meant})" if meant else ""
+    return hint(str(location[-1]), (field.name.replace("_", "-") for field in fields(table)))
 
 
 def _invalid(where: object, faults: list[str], api: object = None) -> BackendError:

@@ -1,7 +1,8 @@
 """Run untrusted code in a child process with limits on time and output, and report how it ended.
 
 More than `OUTPUT_BYTES` on stdout is a fault; only the end of stderr is kept. When the process
-ends, exceeds a limit, or this process is interrupted, its whole process group is killed.
+ends, exceeds a limit, or this process is interrupted, its whole process group is killed. `handled`
+changes what this process does on a signal.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
 OUTPUT_BYTES = 4 * 2**20
 """Limit on stdout; answers have a few kilobytes."""
@@ -102,6 +105,18 @@ def _left(until: float) -> float:
     if (left := until - time.monotonic()) <= 0:
         raise TimeoutError
     return left
+
+
+@contextmanager
+def handled(handler: Any, *signals: signal.Signals) -> Iterator[None]:
+    """Have a handler for some signals; only the main thread gets any, elsewhere nothing changes."""
+    mine = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in signals if mine}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def signal_name(returncode: int) -> str:

@@ -18,13 +18,11 @@ import json
 import os
 import shutil
 import signal
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
@@ -33,12 +31,12 @@ from vox_core.files import storage_errors
 from vox_core.host.discover import discover
 from vox_core.host.judge import on_one_line
 from vox_core.host.probe import requirements, this_machine, unmet
-from vox_core.host.process import Failed, output_of
+from vox_core.host.process import Failed, handled, output_of
 from vox_core.install import undo
 from vox_core.install.environment import CORE, Environment, Installed, local_path
 from vox_core.install.plan import InstallPlan, belongs_to_core, require_ended, require_kept
 from vox_core.install.requirements import Target, misfit
-from vox_core.install.uv import Report, Uv
+from vox_core.install.uv import Report, Uv, failure
 
 LOCK = "pylock.toml"
 _FROM_LOCK = ("--preview-features", "pylock", "--no-deps", "--requirements")
@@ -46,6 +44,7 @@ _TOKEN = "vox answers: "
 """Begins the line with the answer; a .pth file may print before it, and after it at exit."""
 _CHILD = f"from vox_core.install.apply import answer; print('\\n{_TOKEN}' + answer())"
 _LIMIT_S = 60.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
@@ -63,7 +62,9 @@ def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
     environment = plan.environment
     site = environment.site_packages.resolve()
     scratch = undo.folder(site)
-    with storage_errors(environment.prefix), environment.locked(), _signals(_interrupt):
+    # SIGTERM and a closed terminal interrupt as Ctrl-C does, so that the change is undone.
+    interrupting = handled(signal.default_int_handler, *_ENDING)
+    with storage_errors(environment.prefix), environment.locked(), interrupting:
         require_ended(environment)  # else its copies of files would go with the scratch folder
         there = environment.installed()
         _require_as_planned(plan, there.versions)
@@ -72,7 +73,7 @@ def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
             scratch.mkdir()
             _carry_out(plan, there, site, scratch, report)
         finally:
-            with _signals(signal.SIG_IGN):
+            with handled(signal.SIG_IGN, *_ENDING):
                 if undo.unfinished(site) is None:
                     shutil.rmtree(scratch, ignore_errors=True)
 
@@ -125,10 +126,10 @@ def _carry_out(
             if not os.path.lexists(path):
                 change.put_back(str(path))
         _require_working(plan)
-        with _signals(signal.SIG_IGN):
+        with handled(signal.SIG_IGN, *_ENDING):
             change.forget()
     except BaseException as error:
-        with _signals(signal.SIG_IGN):
+        with handled(signal.SIG_IGN, *_ENDING):
             lost = change.back()
         if lost:
             raise WorkError(
@@ -316,31 +317,4 @@ def _named(plan: InstallPlan) -> str:
 
 
 def _failed(plan: InstallPlan, found: str) -> WorkError:
-    return WorkError(
-        "I008",
-        f"could not {_named(plan)}; the environment is as it was",
-        where=plan.environment,
-        found=found,
-        remedy="mend what is named, and run again",
-    )
-
-
-# --- signals --------------------------------------------------------------------------------------
-
-
-def _interrupt(*_: object) -> NoReturn:
-    """SIGTERM and a closed terminal interrupt as Ctrl-C does, so that the change is undone."""
-    raise KeyboardInterrupt
-
-
-@contextmanager
-def _signals(handler: Any) -> Iterator[None]:
-    """Have a handler for the signals that would end the process; only the main thread gets any."""
-    mine = threading.current_thread() is threading.main_thread()
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if mine else []
-    previous = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handled in previous.items():
-            signal.signal(number, handled)
+    return failure(_named(plan), plan.environment, found)

@@ -7,7 +7,6 @@ catalog's platforms, hardware, versions and yanks hold for every source.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from vox_core.catalog import PluginEntry, Source, objections
 from vox_core.errors import InputError
 from vox_core.host.probe import device_tags
 from vox_core.install.environment import Installed, is_editable
+from vox_core.text import hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,5 +233,4 @@ def _requirement(entry: PluginEntry, source: Source, distribution: str) -> str:
 def _hint(id: str, catalog: Mapping[str, PluginEntry]) -> str:
     if entry := _entry_of(canonicalize_name(id), catalog):
         return f" is the package of plugin {entry.id!r}"
-    near = difflib.get_close_matches(id, catalog, n=1)
-    return f": did you mean {near[0]!r}?" if near else ""
+    return hint(id, catalog)

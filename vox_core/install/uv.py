@@ -200,14 +200,8 @@ class Uv:
                 os.killpg(process.pid, signal.SIGKILL)  # with the builds that it has started
                 raise
         if process.returncode:
-            raise WorkError(
-                "I008",
-                f"could not {doing}; the environment is as it was",
-                where=self.environment,
-                found=f"uv ended with {process.returncode}",
-                faults=last_lines("".join(said)),
-                remedy="mend what is named, and run again",
-            )
+            lines, found = last_lines("".join(said)), f"uv ended with {process.returncode}"
+            raise failure(doing, self.environment, found, lines)
 
     def _refusal(self, said: str) -> InputError:
         """The error for uv's refusal; the user may allow packages that have no wheel."""
@@ -224,6 +218,20 @@ class Uv:
             remedy += "--allow-source"
         where, lines = self.environment, last_lines(said)
         return InputError("I004", what, where=where, found=found, faults=lines, remedy=remedy)
+
+
+def failure(
+    doing: str, environment: Environment, found: str, faults: Sequence[str] = ()
+) -> WorkError:
+    """Return the error for a change that failed and was undone (I008)."""
+    return WorkError(
+        "I008",
+        f"could not {doing}; the environment is as it was",
+        where=environment,
+        found=found,
+        faults=faults,
+        remedy="mend what is named, and run again",
+    )
 
 
 def find_uv() -> str:

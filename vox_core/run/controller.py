@@ -105,7 +105,15 @@ class LossWatch:
         if isinstance(event, StepDone | Validation) and not self._first_seen:
             self._first_seen = True
             if event.loss > self._uniform:
-                yield self._first(event.loss)
+                yield Notice(
+                    f"the first loss, {event.loss:.2f}, is above ln(vocabulary) = "
+                    f"{self._uniform:.2f}: before any training the model predicts worse than a "
+                    f"uniform guess over its {self._vocabulary:,} tokens. Weights, tokenizer or "
+                    "chat template do not belong together, the weights are broken, or the backend "
+                    "computes wrongly; `vox data preview` shows what is trained, and `vox "
+                    "generate` what the model answers without training",
+                    "warning",
+                )
 
     def at_end(self) -> Iterator[Notice]:
         """A warning about the losses of all steps, where there is reason for one."""
@@ -137,16 +145,6 @@ class LossWatch:
         error = stdev(losses[len(losses) // 2 :]) * math.sqrt(1 / first + 1 / last)
         margin = max(_STANDARD_ERRORS * error, _LEAST_RISE * began)
         return began if ended - began > margin else None
-
-    def _first(self, loss: float) -> Notice:
-        return Notice(
-            f"the first loss, {loss:.2f}, is above ln(vocabulary) = {self._uniform:.2f}: before "
-            "any training the model predicts worse than a uniform guess over its "
-            f"{self._vocabulary:,} tokens. Weights, tokenizer or chat template do not belong "
-            "together, the weights are broken, or the backend computes wrongly; `vox data preview` "
-            "shows what is trained, and `vox generate` what the model answers without training",
-            "warning",
-        )
 
 
 SHOWN = 3

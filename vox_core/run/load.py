@@ -434,7 +434,7 @@ def _computed_by(
 ) -> dict[str, object]:
     return {
         "backend": backend.id,
-        "device": _device(hardware),
+        "device": hardware.devices[0].tag if hardware.devices else "cpu",
         "dtype": job.dtype,
         "quant": job.quant,
         "versions": versions(backend),
@@ -557,10 +557,6 @@ def batch_generator(
     if not free or not each:
         return Generator(model, rows)
     return Generator(model, rows, int(CACHE_SHARE * max(0, free - weights.nbytes)) // each)
-
-
-def _device(hardware: Hardware) -> str:
-    return hardware.devices[0].tag if hardware.devices else "cpu"
 
 
 def _identity(job: LoadJob, adapter: AdapterState | None) -> str:

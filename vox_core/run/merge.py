@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from vox_core.contract import Floats
 
 MANIFEST = "vox_merge.json"
-_DTYPES: dict[str, DType] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def merge(
         raise _nothing_to_merge(reference, "a base model")
     if settings.quant != "none":
         write_model(WriteModelJob(source.base.path, settings.quant))  # checks, and writes nothing
-    trained, dtype = trained_weights(source), _DTYPES.get(settings.dtype)
+    trained, dtype = trained_weights(source), None if settings.dtype == "auto" else settings.dtype
     onto = _onto(source, trained, settings)
     needed = space_needed(onto, trained, dtype, settings.quant)
     files.require_space(out, needed, "the merged model")

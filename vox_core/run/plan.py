@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vox_core.adapter.targets import (
     HasShape,
@@ -292,11 +292,10 @@ def has_tied_head(config: Mapping[str, Any]) -> bool:
     return model_type in CONFIG_MAPPING and bool(getattr(CONFIG_MAPPING[model_type](), key, False))
 
 
-def resolve_dtype(choice: str, hardware: Hardware) -> DType:
+def resolve_dtype(choice: DType | Literal["auto"], hardware: Hardware) -> DType:
     """`auto` is what the probe calls best for the device; float32 where it says nothing."""
     best = hardware.devices[0].best_dtype if hardware.devices else None
-    asked: dict[str, DType] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
-    return asked.get(choice) or best or "fp32"
+    return (best or "fp32") if choice == "auto" else choice
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

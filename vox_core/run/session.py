@@ -45,6 +45,7 @@ from vox_core.data.tokenizer import TEMPLATE
 from vox_core.errors import InputError, StorageError
 from vox_core.host.load import Observe
 from vox_core.host.observers import Observers
+from vox_core.host.process import handled
 from vox_core.run import artifacts, checkpoint, folder, resume
 from vox_core.run.controller import RunController
 from vox_core.run.hf_checkpoint import seeded
@@ -81,21 +82,8 @@ class StopSignal:
     def __call__(self) -> bool:
         return self._event.is_set()
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Catch the signals meanwhile. Only a main thread can; elsewhere nothing is caught."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        caught = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self._on_signal) for number in caught}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def caught(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle a signal."""
         if self._event.is_set():
             raise KeyboardInterrupt
         self._event.set()
@@ -192,7 +180,7 @@ class Session:
                     files.require_absent(plan.run.path)
             session = cls(plan, observe, began, world, observers)
             try:
-                with session._stop.installed():
+                with handled(session._stop.caught, signal.SIGINT, signal.SIGTERM):
                     session._begin(left)
                     yield session
             except KeyboardInterrupt as error:

@@ -145,7 +145,9 @@ class Telemetry:
         try:
             if not self._begun:
                 with files.storage_errors(self._path):
-                    _cut_torn_line(self._path)
+                    content = self._path.read_bytes() if self._path.exists() else b""
+                    if not content.endswith(b"\n") and content:  # what a crash left
+                        os.truncate(self._path, content.rfind(b"\n") + 1)
             files.append(self._path, b"".join(self._waiting))
         except StorageError as error:
             if not self._begun:
@@ -156,14 +158,6 @@ class Telemetry:
         self._waiting.clear()
         self._begun, self._failing = True, False
         return []
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Cut off what a crash left after the last line end."""
-    if path.exists():
-        content = path.read_bytes()
-        if len(content) > (end := content.rfind(b"\n") + 1):
-            os.truncate(path, end)
 
 
 # --- reading ----------------------------------------------------------------------------------
