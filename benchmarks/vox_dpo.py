@@ -19,8 +19,9 @@ from typing import Any
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import Event, StepDone
 from vox_core.host.load import Backend
+from vox_core.run import loop
 from vox_core.run.train import train
-from vox_core.run.weighing import References
+from vox_core.run.weighing import Scores
 
 
 def main() -> None:
@@ -36,15 +37,15 @@ def main() -> None:
         if isinstance(event, StepDone):
             mark(event.tokens)
 
-    scored = References.of
+    scored = loop.scores_of
 
-    def timed(*given: Any) -> References:
+    def timed(*given: Any) -> Scores:
         mark(0)
-        references = scored(*given)
+        scores = scored(*given)
         mark(0)
-        return references
+        return scores
 
-    References.of = timed
+    loop.scores_of = timed
     with tempfile.TemporaryDirectory() as scratch:
         given = {
             "model": model,

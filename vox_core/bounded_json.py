@@ -46,11 +46,7 @@ def read(path: Path, *, unique: bool = False) -> Any:
 
 
 def parse(content: bytes, *, unique: bool = False) -> Any:
-    """Return the JSON document in `content`, nested as deeply as Python can read.
-
-    Raises:
-        JsonFault: it is not JSON.
-    """
+    """Return the JSON document in `content`, however deeply nested; JsonFault if there is none."""
     try:
         return json.loads(content, object_pairs_hook=_no_duplicates if unique else None)
     except JsonFault:

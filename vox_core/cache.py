@@ -54,11 +54,7 @@ def cache_root() -> Path:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder `name` of the cache, created if needed.
-
-    Raises:
-        OutputError: it cannot be created.
-    """
+    """Return the folder `name` of the cache, created if needed (O002 if it cannot be)."""
     folder = cache_root() / name
     try:
         files.make_folder(folder)

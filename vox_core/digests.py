@@ -40,11 +40,7 @@ TOKENIZER_FILES = (
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the digest of the weights of a model folder.
-
-    Raises:
-        ModelError: the folder has no usable safetensors (`WeightFolder`).
-    """
+    """Return the digest of the weights of a model folder; errors as for `WeightFolder`."""
     return _digest(folder, WeightFolder(folder).files)
 
 

@@ -249,11 +249,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create `path` and its parents.
-
-    Raises:
-        OutputError: it cannot be created.
-    """
+    """Create `path` and its parents (O002 if that fails, S001 on a full disk)."""
     for folder in (*reversed(path.parents), path):
         try:
             if not folder.is_dir():
@@ -297,11 +293,7 @@ def unwritable(path: Path, error: OSError) -> OutputError | StorageError:
 
 
 def require_absent(path: Path, remedy: str = "choose another one with --out") -> None:
-    """Refuse to overwrite an existing path.
-
-    Raises:
-        OutputError: `path` exists.
-    """
+    """Refuse to overwrite an existing path (O001)."""
     if path.exists() or path.is_symlink():
         raise OutputError(
             "O001",

@@ -254,7 +254,6 @@ class Weights:
     """The tensors of a model, readable one by one, dequantised if stored quantised.
 
     Args:
-        folder: where the files are.
         tensors: every tensor of the model, file after file; a `TensorInfo` has `shape`, `dtype` (as
             safetensors names it, such as `BF16`) and `nbytes`.
         where: tensor -> the file that holds it, or would in a dequantised copy.
@@ -447,11 +446,7 @@ def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_same_in_mlx(model_type: str, folder: Path) -> None:
-    """Refuse a family that mlx-lm stores in another layout.
-
-    Raises:
-        ModelError: M002.
-    """
+    """Refuse a family that mlx-lm stores in another layout (M002)."""
     if model_type in SAME_IN_MLX:
         return
     raise ModelError(

@@ -257,7 +257,7 @@ def test_what_a_plugin_prints_when_imported_is_kept_off_stdout(
 def test_the_hooks_are_called_as_typed_functions(site: Site) -> None:
     site.add("whole")
     backend = load_backend(site.found("whole"), "train")
-    assert (backend.id, backend.version) == ("whole", "0.1.0")
+    assert (backend.id, backend.found.shown_version) == ("whole", "0.1.0")
     trainer = backend.train(TRAIN, CONTEXT)
     assert trainer.state("adapter").step == 7
     assert trainer.update(cast(Any, None), "adapter") == 0.5

@@ -151,11 +151,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def config_errors(folder: Path, expected: str) -> Iterator[None]:
-    """Refuse links out of an adapter's folder, and map faults of its configuration.
-
-    Raises:
-        AdapterError: A001.
-    """
+    """Refuse links out of an adapter's folder, and faults of its configuration (A001)."""
     try:
         if out := files.strays(folder):
             raise ValueError(f"{out[0]}, which vox does not follow out of the folder")

@@ -238,7 +238,6 @@ def require_fit(
     """Check that an adapter fits a base.
 
     Args:
-        modules: the base's linear modules.
         parameters: the shapes of its stored parameters.
         tied: the base's output head has the weights of its token embedding.
 

@@ -91,7 +91,6 @@ class LazyGroup(Group):
     """A group built from a table and from the manifests of installed plugins.
 
     Args:
-        table: the core's commands.
         path: the group's own path below `vox`; plugins add commands under it.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 API_VERSION = "2.0"
@@ -201,15 +201,9 @@ class FineTuneContract:
         """Return the contract as JSON types, as in `plan.json`; unset later additions are left out,
         so that older contracts keep their digest."""
         contract: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        unset = {
-            "policy": DataPolicy(),
-            "order": OrderSpec(),
-            "objective": SFT,
-            "rollouts": RolloutSpec(),
-        }
-        for name, default in unset.items():
-            if getattr(self, name) == default:
-                del contract[name]
+        for each in fields(self):
+            if getattr(self, each.name) == each.default:
+                del contract[each.name]
         if (adapter := contract["adapter"]) and adapter["start"] is None:
             del adapter["start"]
         return contract

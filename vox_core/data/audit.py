@@ -57,7 +57,6 @@ class Audit:
     """The findings of one data set.
 
     Args:
-        rows: of the files.
         ended: rows with an end-of-turn token that is trained.
     """
 
@@ -128,10 +127,11 @@ def require_sound(audits: Mapping[str, Audit]) -> None:
 
 def vocabulary_of(config: Mapping[str, Any]) -> int | None:
     """Return the vocabulary size in a config.json: number of embeddings; None if it has none."""
-    for part in (config, config.get("text_config")):
-        size = part.get("vocab_size") if isinstance(part, Mapping) else None
-        if isinstance(size, int) and size > 0:
-            return size
+    nested = config.get("text_config")
+    for part in (nested, config) if isinstance(nested, Mapping) else (config,):
+        for key in ("vocab_size", "padded_vocab_size"):
+            if isinstance(size := part.get(key), int) and size > 0:
+                return size
     return None
 
 
@@ -179,10 +179,6 @@ Level: TypeAlias = Literal["error", "warning", "info"]
 class Kind:
     """A kind of finding: an error stops the run before it starts, a warning is printed, and an
     info stands in `preflight.json` and in the preview.
-
-    Args:
-        what: the problem of the rows that the finding lists.
-        remedy: the next step.
     """
 
     level: Level

@@ -74,7 +74,6 @@ class Ordering:
     """An order that is not the plain one.
 
     Args:
-        documents: how many there are.
         weights: of sources, none is 0; empty without.
         sources_D: int32, the source of each document; with weights.
         levels_D: float32, how difficult each document is; with a curriculum.

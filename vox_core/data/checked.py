@@ -182,9 +182,7 @@ class CheckedFile:
         return self.lines if is_remote(self.path) else self.path
 
     def require_unchanged(self) -> None:
-        """Raises:
-        DataError: D001, the file is not the one that was checked.
-        """
+        """Refuse a file that is not the one that was checked (D001)."""
         _require_unchanged(self.path, self.on_disk, self.state)
 
 

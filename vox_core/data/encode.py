@@ -238,7 +238,6 @@ class EncodeStats:
     """Counts and findings over encoded rows.
 
     Args:
-        rows: all of them.
         answers: rows that are not of the form text.
         dropped: reason -> rows that gave no document.
         truncated: "whole turns", "mid-turn" or "split" -> rows longer than `seq_len` that were

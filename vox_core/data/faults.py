@@ -67,9 +67,7 @@ class RowFault:
 
     @classmethod
     def from_json(cls, data: list[object]) -> RowFault:
-        """Raises:
-        ValueError: it is not what `to_json` gives.
-        """
+        """Read what `to_json` gives (ValueError otherwise)."""
         match data:
             case [code, list(location), str(found), str(expected)] if code in CODES:
                 return cls(code, tuple(location), found, expected)

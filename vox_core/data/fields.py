@@ -194,9 +194,7 @@ def refuse_unknown(names: Sequence[str]) -> NoReturn:
 
 
 def refuse_misspelt(names: Sequence[str]) -> None:
-    """Raises:
-    RowError: unused fields that are all but one of those that are trained.
-    """
+    """Refuse unused fields that are all but one of those that are trained (RowError)."""
     all_of(*(partial(_refuse_misspelt, name) for name in names if name not in KNOWN))
 
 

@@ -181,9 +181,7 @@ def _is_of(file: Path, names: Sequence[str]) -> bool:
 
 
 def require_files(paths: Sequence[Path]) -> None:
-    """Raises:
-    DataError: D001, one of them is not there.
-    """
+    """Refuse files that are not there (D001)."""
     if missing := [path for path in paths if not path.is_file()]:
         what, remedy = "a data file is missing", "correct the path"
         if missing[0].parent == cache_root() / STDIN:

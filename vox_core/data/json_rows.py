@@ -184,11 +184,7 @@ Cut: TypeAlias = Callable[[int, int], bytes]
 
 
 def json_rows(path: Path) -> Iterator[Row]:
-    """Yield each row of a document, or its faults.
-
-    Raises:
-        RowError: from here on nothing can be read.
-    """
+    """Yield each row of a document, or its faults; RowError where nothing more can be read."""
     size = path.stat().st_size
     with path.open("rb") as file, path.open("rb") as other:
 

@@ -67,7 +67,6 @@ class Record:
     """A parsed row of a data file.
 
     Args:
-        source: the file.
         line: from 1; of a file that is no JSONL, the row.
         messages: of chat and completion (a user's and an assistant's); of a preference, those up
             to and with the chosen answer; None for text.
@@ -95,11 +94,8 @@ class Record:
 
 
 def read_row(line: bytes | None, source: Path = NO_FILE, number: int = 0) -> Record:
-    """The row in one line of a JSONL file; None stands for a line that was too long to read.
-
-    Raises:
-        RowError: with everything that is wrong with it.
-    """
+    """The row in one line of a JSONL file, or a RowError with everything that is wrong with it;
+    None stands for a line that was too long to read."""
     return parse_row(parse_object(line), source, number)
 
 
@@ -423,11 +419,8 @@ def learns_from_answers(objective: Objective | None) -> bool:
 
 
 def examples_of(spec: ObjectiveSpec) -> Examples | None:
-    """Return what makes the sides of a row; None for supervised training.
-
-    Raises:
-        InputError: as `load_objective`.
-    """
+    """Return what makes the sides of a row; None for supervised training. Errors as for
+    `load_objective`."""
     objective = objective_of(spec)
     if objective is None:
         return None

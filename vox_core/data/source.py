@@ -66,7 +66,6 @@ class RowSource:
     """A data file, and its rows as lines.
 
     Args:
-        path: what was named.
         lines: a JSONL file; `path` itself, if it is one and no field is elsewhere.
         key: SHA-256 of all that decides the rows; for plain JSONL, of the file's bytes.
         owner: of a temporary folder that holds `lines`.
@@ -195,11 +194,7 @@ def _json(values: dict[str, object]) -> bytes:
 
 
 def _opened_by_plugin(reference: str, path: Path, format_: Format) -> RowStream:
-    """The rows that a plugin reads.
-
-    Raises:
-        DataError: D010, no usable plugin reads this; or what the plugin raises.
-    """
+    """The rows that a plugin reads (D010 without one), or what the plugin raises."""
     try:
         plugin = provider(POINT, format_.name)
     except BackendError as error:
@@ -281,9 +276,7 @@ def _pieces(raw: IO[bytes], path: Path, compression: str) -> Iterator[bytes]:
 
 
 def _zstd(raw: IO[bytes], path: Path) -> Iterator[bytes]:
-    """Raises:
-    EOFError, zlib.error: as gzip does.
-    """
+    """Decompress zstandard; EOFError and zlib.error as of gzip."""
     try:
         import zstandard
     except ImportError as error:

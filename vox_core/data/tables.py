@@ -47,11 +47,8 @@ _UNREADABLE = re.compile(f"[{_TOO_LONG}\udc80-\udcff]")
 def table_rows(
     path: Path, delimiter: str, fields: FieldMap
 ) -> Iterator[dict[str, object] | RowError]:
-    """Yield each row below the header, as texts, or its faults.
-
-    Raises:
-        RowError: from here on nothing can be read.
-    """
+    """Yield each row below the header, as texts, or its faults; RowError where nothing more can be
+    read."""
     limit = csv.field_size_limit(MAX_LINE_BYTES)
     try:
         with path.open("rb") as file:
@@ -117,9 +114,7 @@ def _row(names: list[str], cells: list[str], line: int) -> dict[str, object] | R
 
 
 def _require_readable(names: Sequence[str], cells: Sequence[str], line: int) -> None:
-    """Raises:
-    RowError: a cell is not UTF-8, or of a line that is too long.
-    """
+    """Refuse a cell that is not UTF-8, or of a line that is too long (RowError)."""
     for index, cell in enumerate(cells):
         if not cell.isascii() and (found := _UNREADABLE.search(cell)):
             if found[0] == _TOO_LONG:
@@ -155,11 +150,7 @@ def _value(name: str, value: object) -> object:
 
 
 def text_rows(path: Path) -> Iterator[dict[str, object]]:
-    """Each document that says something.
-
-    Raises:
-        RowError: the file is no UTF-8; nothing more can be read.
-    """
+    """Each document that says something; RowError at bytes that are no UTF-8."""
     with path.open("rb") as file:
         while data := file.read(PIECE):
             start = file.tell() - len(data)

@@ -51,7 +51,6 @@ class ChatTemplate:
     """A chat template.
 
     Args:
-        source: the template.
         names: further variables, such as the special tokens.
 
     Attributes:
@@ -124,11 +123,7 @@ def _fault(said: str, *, too_much: bool = False, syntax: bool = False) -> Templa
 
 
 def takes_too_much(fault: TemplateFault, model: object) -> DataError:
-    """The error for a template that exceeded its limits.
-
-    Args:
-        model: the folder that it is from.
-    """
+    """The error for a template that exceeded its limits."""
     return DataError(
         "D005",
         "the model's chat template takes more time or memory than a rendering may",

@@ -58,11 +58,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in `folder`.
-
-    Raises:
-        DataError: D005, it cannot be loaded, or it is not a fast one.
-    """
+    """The tokenizer in `folder` (D005 if it cannot be loaded, or is not a fast one)."""
     from transformers import AutoTokenizer
 
     try:

@@ -136,11 +136,7 @@ _BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 
 def world_of(environ: Mapping[str, str] = os.environ) -> World:
     """Return this process's rank and the number of ranks, from torchrun's variables if vox or
-    torchrun has set them: other programs leave them behind.
-
-    Raises:
-        ConfigError: C002, they are no such numbers.
-    """
+    torchrun has set them: other programs leave them behind (C002 if they are no such numbers)."""
     if not environ.keys() & {LAUNCHED, _BY_TORCHRUN}:
         return World()
     rank, size = environ.get("RANK", "0"), environ.get("WORLD_SIZE", "1")
@@ -172,10 +168,6 @@ class Backend:
         """Whether `Trainer.accumulate` takes `weigh`."""
         manifest = self.found.manifest
         return manifest is not None and manifest.is_backend and manifest.capabilities.one_pass
-
-    @property
-    def version(self) -> str:
-        return self.found.shown_version
 
     def train(self, job: TrainJob, context: RunContext) -> Trainer:
         """Call `vox_train`."""

@@ -274,15 +274,7 @@ _TABLES: dict[str, type] = {
 
 
 def parse_manifest(text: str, where: object) -> Manifest:
-    """Parse a manifest.
-
-    Args:
-        text: content of the file.
-        where: the file, for the error.
-
-    Raises:
-        BackendError: B006, with every fault.
-    """
+    """Parse a manifest (B006, with every fault)."""
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -111,11 +111,8 @@ _NVIDIA_DRIVER = (Path("/dev/nvidiactl"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 
 
 def accelerators(environ: Mapping[str, str] = os.environ) -> tuple[Accelerator, ...]:
-    """Return the accelerators of this machine that the core detects without a plugin.
-
-    Raises:
-        ConfigError: `VOX_OVERRIDE_HARDWARE` names unknown hardware.
-    """
+    """Return the accelerators of this machine that the core detects without a plugin (C002 if
+    `VOX_OVERRIDE_HARDWARE` names unknown hardware)."""
     if (pretended := _override(environ)) is not None:
         return tuple(known for known in ACCELERATORS if known.tag in pretended)
     hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # set by the user
@@ -138,9 +135,6 @@ def probe_all(
 
     Args:
         plugins: discovered without a fault, each with a probe in its manifest.
-
-    Raises:
-        ConfigError: `VOX_OVERRIDE_HARDWARE` names unknown hardware.
     """
     pretended = _override(environ)
     if not plugins:

@@ -380,9 +380,6 @@ class Seen:
 
         Args:
             known: ids of installable plugins; empty where no advice is needed.
-
-        Raises:
-            ConfigError: an environment variable about plugins or hardware is wrong.
         """
         backends = [plugin for plugin in self.plugins if _is_candidate(plugin, request)]
         environment = Surroundings(
@@ -460,11 +457,8 @@ def choose(request: Request, seen: Seen | None = None) -> tuple[Backend, Selecti
 
 
 def explain(request: Request, seen: Seen | None = None) -> Explanation:
-    """Return the selection that `choose` would make for `request`, loading no plugin.
-
-    Raises:
-        ConfigError: an environment variable about plugins or hardware is wrong.
-    """
+    """Return the selection that `choose` would make for `request`, loading no plugin; ConfigErrors
+    as there."""
     candidates, environment = (seen or Seen()).survey(request, known().plugins)
     try:
         selection = select(request, candidates, environment)
@@ -474,10 +468,7 @@ def explain(request: Request, seen: Seen | None = None) -> Explanation:
 
 
 def list_backends() -> tuple[Verdict, ...]:
-    """Return every installed backend: `available` with its hardware, or refused with the reason.
-
-    Raises:
-        ConfigError: an environment variable about plugins or hardware is wrong.
-    """
+    """Return every installed backend: `available` with its hardware, or refused with the reason;
+    ConfigErrors as for `choose`."""
     request = Request("load")
     return verdicts(request, *Seen().survey(request, ()))

@@ -68,7 +68,6 @@ class Environment:
     """An interpreter's folders of packages and commands.
 
     Args:
-        python: the interpreter.
         base_prefix: the prefix of the Python that a virtual environment was made from.
         folders: where packages and commands go; the first is `site_packages`, the last `scripts`.
         standard_library: the folder that PEP 668 marks.

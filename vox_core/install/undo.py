@@ -39,7 +39,6 @@ class OpenChange:
     """A change that has begun.
 
     Args:
-        site: the site-packages folder.
         what: `install vox-ml-cpu`, for the person who finds it cut off.
         added: paths of the files that the change brings.
         kept: path of each file that it replaces or removes -> name of its copy.

@@ -147,11 +147,8 @@ class Uv:
         ]
 
     def lock(self, pins: Sequence[str], options: Sequence[str]) -> str:
-        """`pylock.toml` of these requirements and, without `--no-deps`, of what they need.
-
-        Raises:
-            InputError: I004, uv finds no solution.
-        """
+        """`pylock.toml` of these requirements and, without `--no-deps`, of what they need (I004 if
+        uv finds no solution)."""
         how = ["--no-header", "--quiet", "--format", "pylock.toml", *options, "-"]
         return self._ask("compile", how, given="".join(f"{pin}\n" for pin in pins))
 
@@ -171,11 +168,8 @@ class Uv:
         return done.stdout or done.stderr
 
     def run(self, verb: str, arguments: Sequence[str], report: Report, doing: str) -> None:
-        """Run a command that changes files, in a session that is killed whole on an interrupt.
-
-        Raises:
-            WorkError: I008, it fails.
-        """
+        """Run a command that changes files, in a session that is killed whole on an interrupt (I008
+        if it fails)."""
         said: list[str] = []
         environ = {key: text for key, text in self.environ.items() if key not in _NOT_WITH_A_LOCK}
         with (

@@ -152,7 +152,6 @@ def code_keys(value: Any, file: str = "config.json", path: str = "") -> Iterator
 
     Args:
         value: nested at most `bounded_json.MAX_DEPTH` deep.
-        file: name of the JSON file.
         path: of `value` in it, with a dot at its end.
     """
     children: Iterable[tuple[object, Any]] = ()

@@ -92,11 +92,7 @@ def read_prompts(path: Path) -> list[Conversation]:
 
 
 def conversation_of(values: dict[str, object]) -> Conversation:
-    """Return the messages of a line.
-
-    Raises:
-        RowError: with everything that is wrong with it.
-    """
+    """Return the messages of a line, or a RowError with everything that is wrong with it."""
     names = [name for name in ("prompt", "messages") if values.get(name) is not None]
     if not names:
         raise faulty("unknown form", (), f"the fields {', '.join(values) or 'none'}", _FORMS)

@@ -499,7 +499,6 @@ class CheckpointWriter:
     """The checkpoints of one run in one process. Its methods are the training thread's.
 
     Args:
-        parent: the folder for them.
         emit: receives the outcome of each.
         origin: of the run; its `elapsed` is what went before this process.
         progress: losses and validations so far; the step of the best one is saved and kept.

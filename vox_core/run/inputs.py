@@ -56,7 +56,6 @@ class RunInputs:
 
     Args:
         rows: data files, with the rows that the filters leave of them.
-        config: the model's `config.json`.
         quant: of the base while it trains, that of its files included.
         seq_len: in tokens.
         backend: loaded; `selection` says why it was chosen.
@@ -379,7 +378,6 @@ class Opener:
     """Opens data files with a model's tokenizer, an objective and a length limit.
 
     Args:
-        config: the model's config.json.
         objective: decides which documents a row makes.
     """
 

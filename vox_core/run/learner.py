@@ -61,7 +61,6 @@ class Learner:
         one_pass: the backend has this capability.
         check: called with each step and the log-probabilities of its batches, before they are
             weighed.
-        world: of the trainer.
 
     Attributes:
         step: the last step taken, or skipped.

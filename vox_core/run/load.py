@@ -408,7 +408,6 @@ def open_trained(
 
     Args:
         adapter: values of the trainer's learner `ADAPTER`, for the model's identity.
-        step: the last one taken.
     """
     base, hardware = inputs.model, inputs.selection.hardware
     job = LoadJob(base.path, plan.dtype, inputs.quant)
@@ -452,9 +451,7 @@ class OpenBase:
         generator: has the running batch of `model` for itself.
         positions: tokens that the model can read; None: no limit.
         vocabulary: ids that it has embeddings for; None if it does not say.
-        job: how the model was loaded.
-        computed_by: backend, device, dtype, quantisation, versions, the digests of tokenizer and
-            config.json, and of the contract that the adapter was trained under.
+        computed_by: as of `OpenModel`.
     """
 
     model: Model

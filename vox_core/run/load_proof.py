@@ -216,8 +216,6 @@ def check_probe(
 
     Args:
         adapter: its name in `model`.
-        dtype: what `model` computes in.
-        where: for the error.
         requantised: the base is quantised otherwise than in training.
 
     Raises:

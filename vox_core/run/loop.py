@@ -54,7 +54,7 @@ from vox_core.run.learner import NAME, Learner, Untouched, before_update, facts_
 from vox_core.run.load import open_trained
 from vox_core.run.rollouts import Rollouts, Scorer, take_old_log_probs
 from vox_core.run.start import REFERENCE
-from vox_core.run.weighing import References, Scores, total_weight
+from vox_core.run.weighing import Scores, scores_of, total_weight
 
 if TYPE_CHECKING:
     from vox_core.data.dataset import Dataset
@@ -307,11 +307,13 @@ class Documents:
     """Batches of a run's documents.
 
     Args:
-        references: None if no objective needs them, or the batches are only looked at.
+        train, valid: scores; None if no objective needs them, or the batches are only looked at.
     """
 
-    def __init__(self, plan: RunPlan, references: References | None = None) -> None:
-        self._plan, self._references = plan, references
+    def __init__(
+        self, plan: RunPlan, train: Scores | None = None, valid: Scores | None = None
+    ) -> None:
+        self._plan, self._train, self._valid = plan, train, valid
         self.metrics: Mapping[str, float] = {}
 
     def batches(self, number: int) -> StepBatches:
@@ -328,8 +330,7 @@ class Documents:
             return batches, weight, ()
         size, seed = contract.batch_size, contract.seed
         chosen = documents_in_step(dataset, size, seed, number).tolist()
-        scores = self._references.train if self._references else None
-        return _compared(made, dataset, chosen, scores)
+        return _compared(made, dataset, chosen, self._train)
 
     def validation(self, learner: Learner) -> Validation:
         made, valid = self._plan.execution, self._plan.data.valid
@@ -337,8 +338,7 @@ class Documents:
         if self._plan.inputs.objective is None:
             batches = validation_batches(valid, made.micro_batch_tokens, made.packing)
             return Validation(learner.step, learner.evaluate(batches))
-        scores = self._references.valid if self._references else None
-        parts, _, groups = _compared(made, valid, range(len(valid)), scores)
+        parts, _, groups = _compared(made, valid, range(len(valid)), self._valid)
         return Validation(learner.step, learner.evaluate(parts, groups))
 
 
@@ -359,7 +359,7 @@ def _compared(
 def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepSource]:
     needs = plan.inputs.objective.needs if plan.inputs.objective else frozenset()
     if "rollouts" not in needs:
-        yield Documents(plan, _references(plan, trainer, context))
+        yield Documents(plan, *_scores(plan, trainer, context))
         return
     with contextlib.ExitStack() as stack:
         reference: Scorer | None = None
@@ -378,15 +378,16 @@ def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepS
         yield Rollouts(plan, trainer, reference, context.world)
 
 
-def _references(plan: RunPlan, trainer: Trainer, context: Context) -> References | None:
+def _scores(plan: RunPlan, trainer: Trainer, context: Context) -> list[Scores]:
     """Score the documents with a model that is freed then."""
     needs = plan.inputs.objective.needs if plan.inputs.objective else frozenset()
     if not needs & {"reference", "teacher"}:
-        return None
+        return []
     beside = _teacher if "teacher" in needs else _base
     with contextlib.ExitStack() as stack:
         opened = cache(lambda: stack.enter_context(beside(plan, trainer, context)))
-        return References.of(plan, opened, context.emit)
+        both = filter(None, (plan.data.train, plan.data.valid))
+        return [scores_of(plan, dataset, opened, context.emit) for dataset in both]
 
 
 @contextlib.contextmanager

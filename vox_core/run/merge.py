@@ -300,7 +300,6 @@ def space_needed(
     Args:
         weights: what the adapter is added to; `trained`: what it was trained on.
         dtype: what is stored; None keeps each tensor's own.
-        quant: what the result is quantised to.
     """
     merged = as_stored(weights, dtype).nbytes
     copies = [each.nbytes for each in (weights, trained) if not isinstance(each, WeightFolder)]

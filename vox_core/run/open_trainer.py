@@ -82,7 +82,6 @@ class TrainingBase:
     """A base in memory that learners share.
 
     Args:
-        settings: as they were given.
         plan: of a learner with these settings.
         groups: numbers the prompts of all samples.
     """
@@ -452,7 +451,6 @@ class Pending:
     """The gradients of one learner since its last step.
 
     Args:
-        seed: of the dropout.
         reference: adapter that an objective compares with; None: the base.
 
     Attributes:

@@ -268,11 +268,8 @@ def with_samples(
 def require_readable(
     documents: Sequence[encode.Document], positions: int | None, vocabulary: int
 ) -> None:
-    """Refuse documents that the model cannot read.
-
-    Raises:
-        DataError: D007, longer than its positions; D003, tokens outside its vocabulary.
-    """
+    """Refuse documents longer than the model's positions (D007), or with tokens outside its
+    vocabulary (D003)."""
     for number, document in enumerate(documents, 1):
         if positions is not None and len(document) > positions:
             found = f"{len(document)} tokens, and the model has positions for {positions}"

@@ -30,6 +30,7 @@ from vox_core.contract import (
     Quant,
     RolloutSpec,
 )
+from vox_core.data.audit import vocabulary_of
 from vox_core.data.batching import steps_for
 from vox_core.data.rows import learns_from_answers
 from vox_core.digests import file_sha256
@@ -77,12 +78,7 @@ def require_no_experts(
     quant: Quant, config: Mapping[str, Any], tensors: Mapping[str, HasShape]
 ) -> None:
     """Refuse to quantise a mixture of experts (P001): the libraries reach linear layers and leave
-    the experts, which are most of such a model, as they are.
-
-    Args:
-        config: the base's `config.json`.
-        tensors: of the base's files, by name.
-    """
+    the experts, which are most of such a model, as they are."""
     if quant == "none" or (found := _experts(config, tensors)) is None:
         return
     raise PlanError(
@@ -311,10 +307,8 @@ def has_linear_attention(config: Mapping[str, Any]) -> bool:
 
 def vocabulary_size(config: Mapping[str, Any], tensors: Mapping[str, HasShape]) -> int:
     """Rows of the output head; the most rows of a matrix where `config.json` is silent."""
-    text = text_config(config)
-    for key in ("vocab_size", "padded_vocab_size"):
-        if isinstance(size := text.get(key), int) and size > 0:
-            return size
+    if size := vocabulary_of(config):
+        return size
     names = parameter_names(tensors, str(config.get("model_type"))).values()
     shapes = [tensors[name].shape for name in names]
     return max((shape[0] for shape in shapes if len(shape) == 2), default=0)

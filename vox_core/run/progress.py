@@ -103,7 +103,6 @@ class StepMetrics:
     """Adds peak memory, remaining time and startup time to the steps of one process.
 
     Args:
-        total_steps: the last step of the run.
         began: when planning did, as `clock` counts.
         clock: in seconds, never going back.
 

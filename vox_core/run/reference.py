@@ -104,11 +104,7 @@ def data_files(checked: Iterable[CheckedFile]) -> list[SourceFile]:
 def model_files(
     folder: Path, weights: Iterable[str], tokenizer: Path
 ) -> dict[str, list[SourceFile]]:
-    """The files that a model's digests cover.
-
-    Args:
-        tokenizer: the folder of its tokenizer.
-    """
+    """The files that a model's digests cover; `tokenizer` is the folder of its tokenizer."""
     there = [name for name in TOKENIZER_FILES if (tokenizer / name).is_file()]
     named = {
         "weights": [folder / name for name in sorted(weights)],

@@ -337,7 +337,6 @@ def require_same(
 
     Args:
         files: those of today.
-        allowed: what may have changed.
 
     Returns:
         What has changed and may, in words.

@@ -194,9 +194,7 @@ class Rollouts:
         return rewards
 
     def _judge(self, place: tuple[Path, int], answer: str) -> float:
-        """Raises:
-        TrainingError: T004, the answer cannot be judged.
-        """
+        """Judge an answer (T004 if it cannot be); 0 without a reward."""
         if self._reward is None:
             return 0.0
         cause: Exception | None = None

@@ -167,7 +167,6 @@ def plan_run(
             assumed.
         hashed: without it the model is not, and the contract's digest means nothing. A run that
             is resumed is hashed all the same, to see that it is still the run that it was.
-        pinned: what the run has to be.
         world: ranks above 0 write nothing, so they may find the folder that rank 0 has begun.
 
     Raises:

@@ -60,7 +60,6 @@ class StoppedAtOnce(KeyboardInterrupt):
     """A second signal ended the run in the middle of a step.
 
     Args:
-        run: its folder.
         step: the last step whose state was kept; None if there is none.
     """
 

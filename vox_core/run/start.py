@@ -33,11 +33,7 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """A starting adapter, checked to belong to its base.
-
-    Args:
-        folder: as it was named.
-    """
+    """A starting adapter, checked to belong to its base; `folder` is as it was named."""
 
     folder: Path
     source: ModelReference

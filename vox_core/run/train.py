@@ -34,7 +34,6 @@ def train(
     """Train, or go on with `settings.resume`.
 
     Args:
-        observe: called with every event.
         progress: called while models are downloaded or converted.
         pinned: the plan that the run is held against; `settings` are its own.
 

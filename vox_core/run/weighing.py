@@ -230,7 +230,6 @@ class Scores:
     Args:
         log_probs: of all documents, float32, (K,) or (K, M); read from the disk on access.
         targets: whose they are, int32 (K, M); None: of the documents' own tokens.
-        owner: of the files.
     """
 
     def __init__(
@@ -253,25 +252,9 @@ class Scores:
         return slice(*self._starts_D1[document : document + 2])
 
 
-@dataclass(frozen=True, slots=True)
-class References:
-    """Scores of the training and the validation documents; without validation documents `valid` is
-    that of training."""
-
-    train: Scores
-    valid: Scores
-
-    @classmethod
-    def of(cls, plan: RunPlan, opened: Callable[[], Model], emit: Observe) -> References:
-        """Take them from the cache, or compute them with the model that `opened` returns: the
-        teacher's if the run has one, and else the base."""
-        train, valid = plan.data.train, plan.data.valid
-        scores = _scores(plan, opened, train, emit)
-        held_out = _scores(plan, opened, valid, emit) if valid else scores
-        return cls(scores, held_out)
-
-
-def _scores(run: RunPlan, opened: Callable[[], Model], dataset: Dataset, emit: Observe) -> Scores:
+def scores_of(run: RunPlan, dataset: Dataset, opened: Callable[[], Model], emit: Observe) -> Scores:
+    """Take the scores of a data set from the cache, or compute them with the model that `opened`
+    returns: the teacher's if the run has one, and else the base."""
     plan, teacher, start = run.execution, run.inputs.teacher, run.inputs.start
     top_k = run.inputs.objective.top_k if run.inputs.objective else 0
     decides = {
