@@ -131,7 +131,8 @@ def test_rows_take_their_beginning_from_rows_that_ended() -> None:
     model = Caching()
     generator = Generator(model, 3, cache_tokens=200)
     assert texts(generator.generate(rows)) == expected
-    assert model.reused == [], "off by default"
+    assert model.inside == [], "ended rows stay if asked to"
+    model.reused.clear()
     generator.keep = 90
     assert texts(generator.generate(rows)) == expected
     assert len(model.reused) >= 4
@@ -141,6 +142,18 @@ def test_rows_take_their_beginning_from_rows_that_ended() -> None:
     assert all(model._rows[row][1] is None for row in model.inside)
     generator.close()
     assert model.inside == []
+
+
+def test_answers_to_one_prompt_compute_it_once() -> None:
+    """The others enter when the first one has computed it; a short prompt does not wait for it."""
+    prompt, short = list(range(40)), list(range(18))
+    asked = [Prompt(prompt, Sampling(max_tokens=4, temperature=1, row=n)) for n in range(6)]
+    asked.insert(1, Prompt(short, Sampling(max_tokens=9)))
+    model = Caching()
+    found = list(Generator(model, 8).generate(asked))
+    assert texts(found) == texts(Generator(Numbers(), 1).generate(asked))
+    assert model.reused == [39] * 5
+    assert model.batches[0] == [0, 1]
 
 
 def test_kept_rows_make_room_for_others() -> None:

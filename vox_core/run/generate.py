@@ -1,8 +1,9 @@
 """Generate many rows in the running batch of a model.
 
-Rows enter when there is room and leave when they end, at any step. A row's tokens depend on its
-prompt, its `Sampling` and the model. They do not depend on the other rows, except through the
-roundoff of the backend's logits.
+Rows enter when there is room and leave when they end, at any step. A row that begins as another one
+does takes the cache of these tokens from it: several answers to a prompt compute it once. A row's
+tokens depend on its prompt, its `Sampling` and the model. They do not depend on the other rows,
+except through the roundoff of the backend's logits.
 
 What ends a row besides its length is the caller's to say (`Prompt.ended`); text is load.py's.
 
@@ -101,8 +102,8 @@ class Generator:
 
     Attributes:
         model, most_rows: as given.
-        keep: cached tokens of rows that have ended, for new rows that begin alike; 0: no row takes
-            tokens from another's cache. The kept ones count among `cache_tokens`.
+        keep: cached tokens of rows that have ended, for new rows that begin alike; with 0 they take
+            tokens only from rows inside. The kept ones count among `cache_tokens`.
     """
 
     def __init__(self, model: Model, rows: int = ROWS_ON_CPU, cache_tokens: int | None = None):
@@ -148,10 +149,12 @@ class Generator:
             self.model.remove(number)
 
     def _has_room(self, rows: Collection[_Row], prompt: Prompt) -> bool:
-        if not rows or self._cache_tokens is None:
-            return len(rows) < self.most_rows
+        if not rows:
+            return True
         tokens = prompt.longest + sum(row.prompt.longest for row in rows)
-        return len(rows) < self.most_rows and tokens <= self._cache_tokens
+        if len(rows) >= self.most_rows or tokens > (self._cache_tokens or math.inf):
+            return False
+        return not any(row.computes_most_of(prompt) for row in self._inside.values())
 
     def _enter(self, row: _Row) -> int:
         import numpy as np
@@ -171,13 +174,13 @@ class Generator:
 
     def _begin_as_another(self, number: int, row: _Row) -> None:
         """Copy the first tokens' cache of the row that shares most, if any shares enough."""
-        if self.keep:
-            others = itertools.chain(self._kept.items(), self._inside.items())
-            count, source = max(map(row.shared, others), default=(0, 0))
-            if count >= LEAST_SHARED:
-                self.model.reuse(number, source, count)
-                if source in self._kept:
-                    self._kept[source] = self._kept.pop(source)
+        others = itertools.chain(self._kept.items(), self._inside.items())
+        found = ((min(row.shared(other), other.computed), n) for n, other in others)
+        count, source = max(found, default=(0, 0))
+        if count >= LEAST_SHARED:
+            self.model.reuse(number, source, count)
+            if source in self._kept:
+                self._kept[source] = self._kept.pop(source)
 
     def _leave(self, number: int) -> None:
         if row := self._inside.pop(number, None):
@@ -264,14 +267,20 @@ class _Row:
         self.index, self.prompt, self.computed = index, prompt, 0
         self.tokens = [int(token) for token in prompt.tokens]
 
-    def shared(self, other: tuple[int, _Row]) -> tuple[int, int]:
-        """Return how many first tokens this row, which enters, can take from another's cache, and
-        the other's number."""
-        number, row = other
-        most = min(row.computed, len(self.tokens) - 1)
-        if row.prompt.adapter != self.prompt.adapter:
-            return 0, number
-        return next((i for i in range(most) if row.tokens[i] != self.tokens[i]), most), number
+    def shared(self, other: _Row) -> int:
+        """Return how many first tokens, but for its last one, another row has too."""
+        if other.prompt.adapter != self.prompt.adapter:
+            return 0
+        return _common(self.tokens[:-1], other.tokens)
+
+    def computes_most_of(self, prompt: Prompt) -> bool:
+        """Whether it computes its prompt, of which half is half of another one: it is worth waiting
+        for."""
+        own = self.prompt.tokens
+        if self.computed or prompt.adapter != self.prompt.adapter:
+            return False
+        least = max(LEAST_SHARED, len(own) // 2, len(prompt.tokens) // 2)
+        return len(own) > least and _common(own, prompt.tokens) >= least
 
     def choose(self, logits_V: Floats, log_probs: bool) -> Token:
         """Choose the next token and append it.
@@ -294,6 +303,12 @@ class _Row:
             return Token(self.index, token, None, finish)
         top = top_log_probs(logits_V, self.prompt.top or 0)
         return Token(self.index, token, log_prob(logits_V, token), finish, top)
+
+
+def _common(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many first tokens are equal."""
+    pairs = enumerate(zip(tokens, others, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(tokens), len(others)))
 
 
 def _no_numbers(tokens: Sequence[int]) -> TrainingError:
