@@ -223,7 +223,6 @@ class PluginEntry(CatalogEntry):
 
     @property
     def source(self) -> Source:
-        """`default_source`, parsed."""
         return Source.parse(self.default_source, self.catalog.parent)
 
     @model_validator(mode="after")
@@ -383,7 +382,9 @@ def load_catalog(
         ConfigError: C005, a file cannot be read, or has faults; all of them are listed.
     """
     named = [Path(name) for name in environ.get(VARIABLE, "").split(os.pathsep) if name]
-    paths = [_own_file(), *named, *further]
+    packaged = _PACKAGE / "catalog.toml"  # in a wheel; in a checkout it lies beside the package
+    own = packaged if packaged.is_file() else _PACKAGE.parent / "catalog.toml"
+    paths = [own, *named, *further]
     return read_catalogs(list({path.resolve(): path for path in paths}.values()))
 
 
@@ -393,7 +394,11 @@ def read_catalogs(paths: Sequence[Path]) -> Catalog:
     made: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     ids: list[tuple[str, str]] = []  # those of malformed entries, too
     for path in paths:
-        content = _read(path, faults)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            faults.append((path, f"cannot be read: {error.strerror}"))
+            continue
         for section, number, table in _tables(content, path, faults):
             id = str(table.get("id", f"number {number}"))
             told = []
@@ -401,7 +406,8 @@ def read_catalogs(paths: Sequence[Path]) -> Catalog:
                 entry = SECTIONS[section].read(table, path)
                 first = made[section].setdefault(entry.id, entry)
                 if first is not entry:
-                    told = [_repeated(first.catalog, path)]
+                    twice = f"the id is defined by two catalogs: {first.catalog} and {path}"
+                    told = ["the id stands twice" if first.catalog == path else twice]
             except ValidationError as error:
                 told = faults_of(section, table, error)
             faults += [(path, f"{section} {id}: {fault}") for fault in told]
@@ -410,12 +416,6 @@ def read_catalogs(paths: Sequence[Path]) -> Catalog:
     if faults:
         raise _invalid(faults)
     return Catalog(made["plugin"], made["model"], made["bundle"])
-
-
-def _repeated(first: Path, path: Path) -> str:
-    if first == path:
-        return "the id stands twice"
-    return f"the id is defined by two catalogs: {first} and {path}"
 
 
 def _between(
@@ -459,20 +459,6 @@ def _way_back(start: str, bundles: Mapping[str, BundleEntry]) -> list[str]:
                 seen.add(base)
                 ways.append([*way, base])
     return []
-
-
-def _own_file() -> Path:
-    """Return vox's catalog file: inside the package in a wheel, beside it in a checkout."""
-    packaged = _PACKAGE / "catalog.toml"
-    return packaged if packaged.is_file() else _PACKAGE.parent / "catalog.toml"
-
-
-def _read(path: Path, faults: list[tuple[Path, str]]) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        faults.append((path, f"cannot be read: {error.strerror}"))
-        return b""
 
 
 def _tables(

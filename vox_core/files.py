@@ -94,7 +94,6 @@ def storage_errors(where: Path) -> Iterator[None]:
 
 
 def storage_error(error: OSError, where: Path) -> StorageError:
-    """Return the `StorageError` that explains `error` at `where`."""
     if error.errno in _FULL:
         return StorageError(
             "S001",
@@ -306,16 +305,13 @@ def require_absent(path: Path, remedy: str = "choose another one with --out") ->
 
 
 def require_apart(out: Path, inputs: Iterable[tuple[str, Path]]) -> None:
-    """Refuse an output path that equals, contains or lies within an input.
+    """Refuse an output path that equals, contains or lies within an input (O004).
 
     An input folder that contains the working folder may also contain the output, since every
     relative path lies in it.
 
     Args:
         inputs: the flag, such as `--data`, and the path.
-
-    Raises:
-        OutputError: O004.
     """
     place, here = out.resolve(), Path.cwd()
     for flag, path in inputs:

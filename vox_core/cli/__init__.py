@@ -82,7 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def prepare() -> None:
-    """Prepare this process for a command."""
     _complete_streams()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary files go, as with Ctrl-C

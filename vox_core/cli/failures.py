@@ -83,7 +83,6 @@ def _report(
 
 
 def _as_vox_error(error: Exception) -> VoxError:
-    """Convert any exception to a `VoxError`."""
     if isinstance(error, VoxError):
         return error
     if isinstance(error, UnknownCommand) and (missing := _of_missing_plugin(error)):

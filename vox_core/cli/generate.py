@@ -60,7 +60,14 @@ def generate(
     an interruption.
     """
     settings = settings_from(GenerateSettings, config_file, flags)
-    _require_variety(settings)
+    if settings.n > 1 and settings.temperature == 0:
+        raise ConfigError(
+            "C002",
+            "greedy decoding gives the same answer every time",
+            where="-n",
+            found=f"-n {settings.n} --temperature 0",
+            remedy="add --temperature 0.7, or leave -n out",
+        )
     if file is not None:
         return _answer_file(reference, prompt, file, out, config_file, flags)
     if prompt is None:
@@ -143,17 +150,6 @@ def _answer_file(
 
 def _exclusive(where: str, what: str, remedy: str) -> ConfigError:
     return ConfigError("C004", what, where=where, remedy=remedy)
-
-
-def _require_variety(settings: GenerateSettings) -> None:
-    if settings.n > 1 and settings.temperature == 0:
-        raise ConfigError(
-            "C002",
-            "greedy decoding gives the same answer every time",
-            where="-n",
-            found=f"-n {settings.n} --temperature 0",
-            remedy="add --temperature 0.7, or leave -n out",
-        )
 
 
 def _read(prompt: str) -> str:

@@ -25,7 +25,7 @@ from vox_core.config import (
     load_settings,
     reading,
 )
-from vox_core.config.sections import DataSettings, is_duration
+from vox_core.config.sections import DataSettings, is_duration, kebab
 from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ METAVARS: dict[Any, str] = {
 }
 DURATION = "DURATION"
 SHORT = {"objective_options": ("-O",)}
+_MODULES = ("targets", "modules_to_save")
 _OF_ROWS = ("model", "revision", "template", "data", "valid", "seq_len", "config_file")
 DATA_SECTIONS: dict[str, tuple[str, ...]] = {
     "Data": (*_OF_ROWS, *DataSettings.model_fields),
@@ -89,7 +90,8 @@ def with_files(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, A
         ConfigError: C006, a FILE is a second value of `--targets` or `--modules-to-save`.
     """
     for file in files:
-        if option := _option_before(file, flags):
+        missing = not (file.suffix or str(file) == "-" or file.exists())
+        if missing and (option := next((kebab(each) for each in _MODULES if flags.get(each)), "")):
             raise ConfigError(
                 "C006",
                 f"there is no data file {file}",
@@ -98,16 +100,6 @@ def with_files(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, A
                 remedy=f"if it is a second value, repeat the option: --{option} {file}",
             )
     return {**flags, "data": (*files, *flags["data"])}
-
-
-def _option_before(file: Path, flags: Mapping[str, Any]) -> str:
-    """The option of module names that a missing file may be a value of; empty if none."""
-    if file.suffix or str(file) == "-" or file.exists():
-        return ""
-    return next((f"{name.replace('_', '-')}" for name in _MODULES if flags.get(name)), "")
-
-
-_MODULES = ("targets", "modules_to_save")
 
 
 def config_option(exposed: bool = True) -> click.Option:

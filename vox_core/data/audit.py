@@ -102,13 +102,10 @@ def audit(dataset: Dataset, vocabulary: int | None) -> Audit:
 
 
 def require_sound(audits: Mapping[str, Audit]) -> None:
-    """Refuse what must not be trained.
+    """Refuse what must not be trained (D050, with every error that was found).
 
     Args:
         audits: by what the rows are for.
-
-    Raises:
-        DataError: D050, with every error that was found.
     """
     errors = [(what, error) for what, each in audits.items() for error in each.of_level("error")]
     if not errors:

@@ -82,13 +82,10 @@ class Block:
     lines: Sequence[tuple[int, bytes | None]]
 
     def rows(self, examples: Examples | None = None) -> Iterator[Row]:
-        """The rows.
+        """The rows (D001 if the file has changed).
 
         Args:
             examples: makes the sides of each; None for supervised training.
-
-        Raises:
-            DataError: D001, the file has changed.
         """
         others = [line for _, line in (*self.lines[1:], *self.lines[:1])]
         others = others if len(others) > 1 else [None]
@@ -158,7 +155,6 @@ class CheckedFile:
 
     @property
     def used(self) -> int:
-        """Rows that are used."""
         return self.rows if self.chosen is None else self.chosen.rows
 
     @property

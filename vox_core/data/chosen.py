@@ -220,7 +220,6 @@ def _checked(pairs: object, count: int, finder: Found) -> Pairs:
 
 
 def _require_few_malformed(train: CheckedRows, valid: CheckedRows, most: float) -> None:
-    """Refuse a share of malformed rows above `most`."""
     faults = [
         Placed(file.path, line, fault)
         for side in (train, valid)

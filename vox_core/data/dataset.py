@@ -100,7 +100,6 @@ class Dataset(Sequence[Document]):
         )
 
     def ordered(self, ordering: Ordering, notes: tuple[str, ...] = ()) -> Dataset:
-        """The same in another order."""
         other = copy(self)
         other.ordering, other.notes = ordering, (*self.notes, *notes)
         return other
@@ -154,7 +153,6 @@ class Dataset(Sequence[Document]):
 
     @property
     def tokens(self) -> int:
-        """Of all documents."""
         return len(self.tokens_T)
 
     @property
@@ -164,7 +162,6 @@ class Dataset(Sequence[Document]):
 
     @cached_property
     def trained_tokens(self) -> int:
-        """Of all documents."""
         return int(np.count_nonzero(self.weights_T))
 
     def trained_D(self) -> NDArray[np.int64]:

@@ -209,7 +209,6 @@ def cpus() -> int:
 
 
 def make_part(encoder: Encoder, block: Block, objective: ObjectiveSpec) -> Dataset:
-    """Tokenise a block."""
     return encode_rows(encoder, block.rows(examples_of(objective)), {block.path: block.file})
 
 
@@ -221,14 +220,11 @@ def make_parts(
     workers: int,
     objective: ObjectiveSpec = SFT,
 ) -> Iterator[Dataset]:
-    """The parts of all blocks, in order.
+    """The parts of all blocks, in order (D001 if a file cannot be read).
 
     Args:
         load: this process's encoder, of the tokenizer in `model` and of `seq_len`.
         workers: child processes; with 0 all is done here.
-
-    Raises:
-        DataError: D001, a file could not be read.
     """
     if not workers:
         yield from (make_part(load(), block, objective) for block in blocks)

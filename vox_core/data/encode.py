@@ -271,7 +271,6 @@ class EncodeStats:
     markers: bool = False
 
     def note(self, name: str, place: tuple[int, int], detail: str = "") -> None:
-        """Count one row."""
         self.counts[name] += 1
         places = self.places.setdefault(name, [])
         if len(places) < NAMED:

@@ -101,7 +101,6 @@ _TYPES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
 
 
 def faulty(code: Code, location: Location, found: str, expected: str) -> RowError:
-    """The error of a single fault."""
     return RowError(RowFault(code, location, found, expected))
 
 

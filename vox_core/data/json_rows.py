@@ -98,13 +98,10 @@ def file_faults(path: Path) -> list[RowFault]:
 
 
 def parse_object(line: bytes | None, unit: str = "line") -> dict[str, object]:
-    """The JSON object that `line` holds; None stands for a line that was too long to read.
+    """The JSON object that `line` holds, or a RowError; None stands for a line too long to read.
 
     Args:
         unit: what the bytes are in their file, for the words of a fault: a line, or a row.
-
-    Raises:
-        RowError: it holds none.
     """
     if line is None:
         raise too_long(unit)
@@ -122,7 +119,6 @@ def parse_object(line: bytes | None, unit: str = "line") -> dict[str, object]:
 
 
 def too_long(unit: str) -> RowError:
-    """The fault of a line that nobody reads."""
     return faulty("line too long", (), f"a {unit} of more than {MAX_LINE_BYTES:,} bytes", "less")
 
 

@@ -231,13 +231,10 @@ _CALL_KEYS = ("name", "arguments")
 
 
 def tool_schemas(value: object, name: str = "tools") -> tuple[Mapping[str, Any], ...]:
-    """The functions of a row.
+    """The functions of a row, or a RowError with everything that is wrong with them.
 
     Args:
         value: a list of them, or one written as JSON text; null for none.
-
-    Raises:
-        RowError: with everything that is wrong with them.
     """
     if isinstance(value, str):
         try:

@@ -312,14 +312,11 @@ def row_of(
     examples: Examples | None = None,
     other: bytes | None = None,
 ) -> Row:
-    """Read a line of a JSONL file.
+    """Read a line of a JSONL file; RowError if it is no row at all.
 
     Args:
         examples: makes the sides of the row; None for supervised training.
         other: the line of another row, for an objective that looks at two; None: there is none.
-
-    Raises:
-        RowError: it is no row at all.
     """
     if examples is None:
         return Row.of(read_row(line, path, number))

@@ -231,7 +231,6 @@ def most_bytes(size: int) -> int:
 
 
 def too_much(limit: int) -> RowError:
-    """The fault of a file that holds more."""
     return _damaged(f"data that expand to more than {limit:,} bytes", "less")
 
 

@@ -187,17 +187,13 @@ class Takes:
         plain |= message.extra
         if calls := plain.get("tool_calls"):
             plain["tool_calls"] = [self._call(call) for call in calls]
-            if not message.content:
-                self._say_nothing(plain)
+            if not message.content and self.content == "absent":
+                del plain["content"]
+            elif not message.content and self.content == "null":
+                plain["content"] = None
         if reasoning := plain.get("reasoning_content"):
             plain["thinking"] = reasoning  # under both names, as transformers gives it
         return plain
-
-    def _say_nothing(self, plain: dict[str, Any]) -> None:
-        if self.content == "absent":
-            del plain["content"]
-        elif self.content == "null":
-            plain["content"] = None
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         if not self.text_arguments:

@@ -170,7 +170,6 @@ class Backend:
         return manifest is not None and manifest.is_backend and manifest.capabilities.one_pass
 
     def train(self, job: TrainJob, context: RunContext) -> Trainer:
-        """Call `vox_train`."""
         trainer = self._expect(Trainer, "train", job, context)  # type: ignore[type-abstract]
         return cast("Trainer", _Guarded(self.id, trainer))
 
@@ -180,7 +179,6 @@ class Backend:
         return MergeResult(_guarded_items(self.id, "vox_merge", result.tensors))
 
     def load(self, job: LoadJob, context: RunContext) -> Model:
-        """Call `vox_load`."""
         model = self._expect(Model, "load", job, context)  # type: ignore[type-abstract]
         return cast("Model", _Guarded(self.id, model))
 

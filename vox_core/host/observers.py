@@ -157,7 +157,9 @@ class _Observer:
         with contextlib.suppress(OSError, ValueError), self._process:  # waits for its end
             self._converse()
         if not self.fault and (self._limit_s or self._process.returncode):
-            self.fault = f"{self._stage}: {_how_ended(self._process.returncode)}"
+            code = self._process.returncode
+            how = f"ended with exit {code}" if code >= 0 else f"was ended by {signal_name(code)}"
+            self.fault = f"{self._stage}: its process {how}"
 
     def _converse(self) -> None:
         if answered := self._hear():
@@ -180,9 +182,3 @@ class _Observer:
         self.fault = f"{self._stage}: {words}" if (words := json.loads(answer)) else ""
         self._limit_s = 0.0
         return True
-
-
-def _how_ended(returncode: int) -> str:
-    if returncode >= 0:
-        return f"its process ended with exit {returncode}"
-    return f"its process was ended by {signal_name(returncode)}"

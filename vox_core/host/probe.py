@@ -145,12 +145,10 @@ def probe_all(
 
 
 def hardware_remedy(tag: str | None) -> str:
-    """Return the remedy for hardware that is not found."""
     return _LOOK_AT.get(tag or "", "see that the hardware is connected and its driver works")
 
 
 def probe_remedy(found: Found, reason: str) -> str:
-    """Return the remedy for a probe that failed for `reason`."""
     assert found.manifest is not None, found.id
     requires = found.manifest.requires
     missing = [name for name in requires.native_libs if name in reason]
@@ -283,7 +281,6 @@ def requirements(manifest: Manifest, machine: Machine) -> dict[str, str]:
 
 
 def requirement_remedy(manifest: Manifest, kind: str) -> str:
-    """Return the remedy for an unmet kind of requirement."""
     return {
         "api": _api_remedy(manifest),
         "platform": "install a plugin for this machine: `vox plugin list` shows them",

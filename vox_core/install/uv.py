@@ -80,13 +80,10 @@ class Resolved(NamedTuple):
 
 
 class Uv:
-    """uv, set up for one environment.
+    """uv, set up for one environment (I001 if there is no uv).
 
     Args:
         only: the folder of a bundle's wheels; no index, no network and no settings of the user.
-
-    Raises:
-        InputError: I001, there is no uv.
     """
 
     def __init__(

@@ -542,7 +542,10 @@ class CheckpointWriter:
         _require_finite(state, self._parent)
         self.settle()
         self._saved, self._asked = time.monotonic(), None
-        origin, best = self._origin_at(state.step), self._progress.best_step
+        elapsed = round(self._origin.elapsed + time.monotonic() - self._began, 3)
+        epoch, best = self._due.epoch_of(state.step), self._progress.best_step
+        now = {"epoch": epoch, "elapsed": elapsed, **self._progress.saved()}
+        origin = self._origin.model_copy(update=now)
         if state.adapter.method == "full":
             work = Future[_Written]()
             try:
@@ -609,11 +612,6 @@ class CheckpointWriter:
             warning = f"an older checkpoint could not be removed: {error.what} ({error.found})"
             return path, time.monotonic(), warning
         return path, time.monotonic(), None
-
-    def _origin_at(self, step: int) -> Origin:
-        elapsed = round(self._origin.elapsed + time.monotonic() - self._began, 3)
-        now = {"epoch": self._due.epoch_of(step), "elapsed": elapsed, **self._progress.saved()}
-        return self._origin.model_copy(update=now)
 
     def _last_good(self) -> str:
         return f"the last good one is {self._good}" if self._good else "there is none yet"

@@ -91,15 +91,12 @@ def read_inputs(
     only_planned: bool = False,
     start: Start | None = None,
 ) -> RunInputs:
-    """Read everything.
+    """Read everything; InputError for the first thing that is wrong.
 
     Args:
         resumed_from: id of the backend of the run that is resumed.
         only_planned: nothing will be trained, so there may be no data.
         start: the adapter that the settings name, with its base.
-
-    Raises:
-        InputError: the first thing that is wrong.
     """
     objective = objective_of(settings.objective_spec)
     _require_rollouts(settings, objective)
@@ -388,7 +385,6 @@ class Opener:
 
     @classmethod
     def of(cls, settings: TrainSettings, progress: models.Progress | None = None) -> Opener:
-        """Return the opener of the model of the settings."""
         model = _model(settings, progress)
         config = bounded_json.read(model.path / "config.json")
         return cls(model, config, sequence_length(settings, config), settings.objective_spec)

@@ -152,7 +152,6 @@ class Learner:
         return self._sum(losses, len(batches)) / self._sum(weights, len(batches))
 
     def any_of(self, flag: bool) -> bool:
-        """Whether `flag` is set in any process."""
         return bool(self._sum({self._world.rank: float(flag)}, self._world.size))
 
     def _accumulated(self, step: Step) -> float:

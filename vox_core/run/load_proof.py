@@ -212,14 +212,11 @@ def check_probe(
     *,
     requantised: bool = False,
 ) -> ProbeResult:
-    """Compare a loaded model with the one that trained.
+    """Compare a loaded model with the one that trained (V004).
 
     Args:
         adapter: its name in `model`.
         requantised: the base is quantised otherwise than in training.
-
-    Raises:
-        ProofError: V004.
     """
     import numpy as np
 

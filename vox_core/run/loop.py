@@ -369,7 +369,7 @@ def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepS
                 base.add_adapter(REFERENCE, start.adapter)
             reference = partial(base.log_probs, adapter=REFERENCE if start else None)
         if teacher := plan.inputs.teacher:
-            model = stack.enter_context(_teacher(plan, trainer, context))
+            model = stack.enter_context(_loaded(plan, context, teacher.base.path, teacher.quant))
             if teacher.adapter:
                 model.add_adapter(NAME, teacher.adapter)
             reference = partial(model.log_probs, adapter=NAME if teacher.adapter else None)
@@ -383,9 +383,15 @@ def _scores(plan: RunPlan, trainer: Trainer, context: Context) -> list[Scores]:
     needs = plan.inputs.objective.needs if plan.inputs.objective else frozenset()
     if not needs & {"reference", "teacher"}:
         return []
-    beside = _teacher if "teacher" in needs else _base
     with contextlib.ExitStack() as stack:
-        opened = cache(lambda: stack.enter_context(beside(plan, trainer, context)))
+
+        @cache
+        def opened() -> Model:
+            if teacher := plan.inputs.teacher:
+                loading = _loaded(plan, context, teacher.base.path, teacher.quant)
+                return stack.enter_context(loading)
+            return stack.enter_context(_base(plan, trainer, context))
+
         both = filter(None, (plan.data.train, plan.data.valid))
         return [scores_of(plan, dataset, opened, context.emit) for dataset in both]
 
@@ -398,14 +404,6 @@ def _base(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[Model]:
         return
     with _loaded(plan, context, plan.inputs.model.path, plan.inputs.quant) as base:
         yield base
-
-
-def _teacher(
-    plan: RunPlan, _trainer: Trainer, context: Context
-) -> contextlib.AbstractContextManager[Model]:
-    teacher = plan.inputs.teacher
-    assert teacher is not None
-    return _loaded(plan, context, teacher.base.path, teacher.quant)
 
 
 def _loaded(

@@ -525,7 +525,15 @@ class Pending:
             weights = list(weigh(objective, batches, groups, nothing, totals).weights)
         total = sum(float(weights_T.astype(float).sum()) for weights_T in weights)
         if objective is None and total <= 0:
-            raise _no_divisor(total)
+            raise ConfigError(
+                "C002",
+                "supervised gradients are divided by the sum of the weights",
+                where="forward_backward",
+                found=f"documents whose weights add up to {total:g}",
+                expected="a sum above 0",
+                remedy="to make tokens less likely, give forward_backward weights= with negative "
+                "numbers",
+            )
         scores, loss = [], 0.0
         for batch, weights_T, seed in zip(batches, weights, seeds, strict=True):
             changed = replace(batch, weights_T=weights_T)
@@ -547,30 +555,17 @@ class Pending:
             self._trainer.log_probs(batch, self._name, seed)
             for batch, seed in zip(batches, seeds, strict=True)
         ]
-        if "reference" in objective.needs:
-            groups = self._with_reference(batches, groups)
+        if "reference" in objective.needs:  # the base, or the adapter that training started from
+            theirs = [self._trainer.log_probs(batch, self._reference) for batch in batches]
+            found = iter(by_document(batches, groups, theirs))
+            groups = [
+                [replace(each, reference_K=next(found)) for each in group] for group in groups
+            ]
         outcome = weigh(objective, batches, groups, scores, totals_of(batches, groups))
         for batch, weights_T, seed in zip(batches, outcome.weights, seeds, strict=True):
             if weights_T.any():
                 self._trainer.accumulate(weighted(batch, weights_T), seed, self._name)
         return Gradients(outcome.loss, by_document(batches, groups, scores), outcome.metrics)
-
-    def _with_reference(self, batches: Sequence[Batch], groups: Groups) -> Groups:
-        """Add the log-probabilities of the base, or of the adapter that training started from."""
-        scores = [self._trainer.log_probs(batch, self._reference) for batch in batches]
-        found = iter(by_document(batches, groups, scores))
-        return [[replace(place, reference_K=next(found)) for place in group] for group in groups]
-
-
-def _no_divisor(total: float) -> ConfigError:
-    return ConfigError(
-        "C002",
-        "supervised gradients are divided by the sum of the weights",
-        where="forward_backward",
-        found=f"documents whose weights add up to {total:g}",
-        expected="a sum above 0",
-        remedy="to make tokens less likely, give forward_backward weights= with negative numbers",
-    )
 
 
 def by_document(batches: Sequence[Batch], groups: Groups, scores: Sequence[Floats]) -> list[Floats]:

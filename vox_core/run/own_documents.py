@@ -73,7 +73,6 @@ class Sample(Document):
 
     @classmethod
     def of(cls, prompt: Sequence[int], reply: Reply, group: int) -> Sample:
-        """Make a sample of a prompt's tokens and the reply to it."""
         weights_T = np.repeat(np.array([0, 1], np.float32), [len(prompt), len(reply.tokens)])
         log_probs_K = np.array(reply.log_probs, np.float32)
         tokens_T = np.array([*prompt, *reply.tokens], np.int64)

@@ -185,16 +185,13 @@ SMALLEST = {"BF16": 2.0**-133, "F16": 2.0**-24, "F32": 2.0**-149}
 def require_merged(
     merged: NDArray[Any], W: NDArray[Any], adapter: AdapterState, target: MergeTarget, dtype: str
 ) -> None:
-    """Check that rows of `merged`, spread over it, are base + update as far as rounding allows.
+    """Check that rows of `merged`, spread over it, are base + update up to rounding (V001).
 
     Another shape is not this check's to refuse.
 
     Args:
         merged, W: as stored, (I, O) where the shape says transposed.
         dtype: safetensors' name of what `merged` was rounded to.
-
-    Raises:
-        ProofError: V001.
     """
     import numpy as np
 

@@ -310,13 +310,10 @@ def _unusable(name: str, found: object, expected: str) -> ModelError:
 
 
 def read_adapter_folder(folder: Path, base: MlxBase, *, literal: bool = False) -> AdapterState:
-    """The adapter in `folder`, whichever of the two formats it is in.
+    """The adapter in `folder`, whichever of the two formats it is in (A001 or A003).
 
     Args:
         literal: read as the format's own tool does, without vox's extensions.
-
-    Raises:
-        AdapterError: A001 or A003.
     """
     if is_mlx_folder(folder):
         return read_mlx_adapter(folder, base, literal=literal)

@@ -93,7 +93,6 @@ class RunPlan:
 
     @property
     def fresh(self) -> bool:
-        """It begins."""
         return self.previous is None
 
     def left_out(self, side: Side) -> dict[str, int]:

@@ -82,7 +82,6 @@ class StopSignal:
         return self._event.is_set()
 
     def caught(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle a signal."""
         if self._event.is_set():
             raise KeyboardInterrupt
         self._event.set()
@@ -223,15 +222,11 @@ class Session:
                 self._last = self._saved = event.step
             case CheckpointWritten():
                 self._saved = event.step
-                self._record_checkpoint()
+                if not (path := self.plan.run.path / folder.RECORD).exists():
+                    with contextlib.suppress(StorageError):  # the next checkpoint tries again
+                        files.write_json(path, {"first_checkpoint": self._saved})
             case Notice(message, "warning"):
                 self.warnings.append(message)
-
-    def _record_checkpoint(self) -> None:
-        path = self.plan.run.path / folder.RECORD
-        if not path.exists():
-            with contextlib.suppress(StorageError):  # the next checkpoint tries again
-                files.write_json(path, {"first_checkpoint": self._saved})
 
     # --- the start ----------------------------------------------------------------------------
 

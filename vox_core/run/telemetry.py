@@ -308,7 +308,6 @@ class _Tally:
         self._before: float | None = None
 
     def add(self, time: float, event: Event) -> None:
-        """Add the line that came next."""
         summary, before = self.summary, self._before
         if time:
             summary.started = time if summary.started is None else summary.started

@@ -73,7 +73,6 @@ class StepWeights:
 
 
 def totals_of(batches: Sequence[Batch], groups: Groups) -> Totals:
-    """Count what a step holds."""
     documents, tokens = Counter[str](), Counter[str]()
     for place in (place for group in groups for place in group):
         documents[place.label] += 1
@@ -239,7 +238,6 @@ class Scores:
         self._starts_D1 = np.concatenate([[0], np.cumsum(dataset.trained_D())])
 
     def log_probs(self, documents: Iterable[int]) -> list[Floats]:
-        """Return those of each of these documents."""
         return [self._log_probs[self._at(document)] for document in documents]
 
     def targets(self, documents: Iterable[int]) -> list[Ints]:
