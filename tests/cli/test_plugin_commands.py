@@ -109,12 +109,14 @@ def test_a_command_below_another_plugins_command_is_a_finding(site: Site) -> Non
     assert "vox outer list: plugin outer declares it, too" in out
 
 
-def test_a_distribution_hides_a_later_one_of_its_name(site: Site, tmp_path: Path) -> None:
+def test_a_distribution_hides_a_later_one_of_its_name(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.add("new", HELLO, manifest=COMMAND, distribution="px")
     older = Site(tmp_path / "older")
     older.add("old", HELLO, manifest=COMMAND, distribution="px")
-    found = installed_commands([str(site.folder), str(older.folder)])
-    assert [each.plugin for each in found] == ["new"]
+    monkeypatch.setattr(sys, "path", [str(site.folder), str(older.folder), *sys.path])
+    assert {each.plugin for each in installed_commands()} & {"new", "old"} == {"new"}
 
 
 def test_the_doctor_imports_the_entry_of_a_command(site: Site) -> None:
@@ -154,7 +156,7 @@ def test_a_manifest_that_cannot_be_read_costs_others_nothing(site: Site) -> None
     site.add("good", HELLO, manifest=COMMAND)
     site.add("bad", HELLO, manifest="commands = [")
     site.add("odd", HELLO, manifest=COMMAND.replace('help = "Say hello."', "help = 5"))
-    assert [each.plugin for each in installed_commands([str(site.folder)])] == ["good"]
+    assert {each.plugin for each in installed_commands()} & {"good", "bad", "odd"} == {"good"}
 
 
 PROVIDES = PLUGIN + '[provides]\nobjectives = ["mine"]\n'

@@ -280,10 +280,12 @@ class CheckedRows:
 
     def masked(self, used_N: NDArray[np.bool_]) -> list[CheckedFile]:
         """The files with some of their rows; without a mask if that is all there is in one."""
-        return [
-            replace(file, chosen=_mask(facts, used_R), facts=None)
-            for file, facts, used_R in zip(self.files, self.facts, self.parts(used_N), strict=True)
-        ]
+        masked = []
+        for file, facts, used_R in zip(self.files, self.facts, self.parts(used_N), strict=True):
+            everything = bool(used_R.all()) and not facts.faults
+            chosen = None if everything else RowMask.of(facts.line_R[used_R])
+            masked.append(replace(file, chosen=chosen, facts=None))
+        return masked
 
     def texts(self, used_N: NDArray[np.bool_]) -> Iterator[str]:
         """Yield what some of the rows say, read from their files; D001 if one has changed."""
@@ -296,8 +298,3 @@ class CheckedRows:
 def _facts(file: CheckedFile) -> RowFacts:
     assert file.facts is not None
     return file.facts
-
-
-def _mask(facts: RowFacts, used_R: NDArray[np.bool_]) -> RowMask | None:
-    everything = bool(used_R.all()) and not facts.faults
-    return None if everything else RowMask.of(facts.line_R[used_R])

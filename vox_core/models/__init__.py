@@ -87,7 +87,13 @@ def resolve(
     entry = known().models.get(reference)
     of_hub = hub.is_hub_id(reference) if entry is None else not entry.parts
     if revision is not None and (path.exists() or not of_hub):
-        raise _no_revision(reference, revision)
+        raise ModelError(
+            "M001",
+            "only a model on the hub has revisions",
+            where=reference,
+            found=f"revision {revision}",
+            remedy="leave out the revision, or name the model as owner/name",
+        )
     if reference and path.is_dir():
         return _checked(path, path.resolve().name)
     if path.suffix == ".gguf" and path.is_file():
@@ -133,16 +139,6 @@ def _checked(
 ) -> LocalModel:
     model_type, on_card = check_folder(path)
     return LocalModel(path.resolve(), id, revision, licence or on_card, model_type, hub)
-
-
-def _no_revision(reference: str, revision: str) -> ModelError:
-    return ModelError(
-        "M001",
-        "only a model on the hub has revisions",
-        where=reference,
-        found=f"revision {revision}",
-        remedy="leave out the revision, or name the model as owner/name",
-    )
 
 
 def _what_is_there(path: Path) -> str:
