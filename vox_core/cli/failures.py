@@ -70,7 +70,7 @@ def _report(
         import traceback
 
         traceback.print_exception(error)
-    from vox_core.cli.output import printable
+    from vox_core.cli.output import print_json, printable
 
     reported = _as_vox_error(error)
     if report:
@@ -78,7 +78,10 @@ def _report(
         return reported.exit_code
     click.echo(printable(reported, lines=True), err=True)
     if "--json" in arguments:
-        _print({"error": describe(reported)})
+        try:
+            print_json({"error": describe(reported)})
+        except BrokenPipeError:  # Python flushes stdout once more when it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return reported.exit_code
 
 
@@ -140,12 +143,3 @@ def _bug(error: Exception) -> VoxError:
         found=f"{type(error).__name__}: {error}",
         remedy="run the command again with --debug, and report the traceback",
     )
-
-
-def _print(described: dict[str, Any]) -> None:
-    from vox_core.cli.output import print_json
-
-    try:
-        print_json(described)
-    except BrokenPipeError:  # Python flushes stdout once more when it exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

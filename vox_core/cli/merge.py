@@ -40,17 +40,21 @@ def merge(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> Me
 
 def _show(report: MergeReport) -> None:
     proof, quantised = report.proof, report.requantised
-    print_table(
-        {
-            "merged": str(report.out),
-            "base": f"{report.base}, {report.modules} modules changed",
-            "verified": f"logits differ from base + adapter by {proof.relative:.1e} "
-            f"(allowed {proof.tolerance:.1e}) at {proof.positions} positions",
-            "adapter": f"changes the logits by {proof.adapter_effect:.1e}; {_kept(proof)}",
-            **({} if proof.from_trained is None else {"trained": _trained(proof.from_trained)}),
-            **({} if quantised is None else {"quantised": _quantised(quantised)}),
-        }
-    )
+    rows = {
+        "merged": str(report.out),
+        "base": f"{report.base}, {report.modules} modules changed",
+        "verified": f"logits differ from base + adapter by {proof.relative:.1e} "
+        f"(allowed {proof.tolerance:.1e}) at {proof.positions} positions",
+        "adapter": f"changes the logits by {proof.adapter_effect:.1e}; {_kept(proof)}",
+    }
+    if proof.from_trained is not None:
+        rows["trained"] = (
+            f"logits differ by {proof.from_trained:.1e} from the adapter on the quantised base "
+            "it was trained on"
+        )
+    if quantised:
+        rows["quantised"] = _quantised(quantised)
+    print_table(rows)
     step = command("vox", "chat", report.out)
     if quantised and quantised.distance is None:
         step = f"vox plugin install mlx, then {step}"
@@ -63,12 +67,6 @@ def _kept(proof: Proof) -> str:
     return (
         f"{proof.carried:.0%} of that survives rounding to {proof.dtype} "
         "(--dtype fp32 keeps all of it)"
-    )
-
-
-def _trained(distance: float) -> str:
-    return (
-        f"logits differ by {distance:.1e} from the adapter on the quantised base it was trained on"
     )
 
 

@@ -83,9 +83,8 @@ def next_token(
         logits_V = _shifted(logits_V, sampling, before[len(before) - generated :])
     if sampling.temperature < _GREEDY:
         return int(logits_V.argmax())
-    odds_V = (
-        logits_V - logits_V.max()
-    )  # in place from here on: allocating memory costs more than exp
+    # In place from here on: allocating memory costs more than exp.
+    odds_V = logits_V - logits_V.max()
     odds_V /= sampling.temperature
     np.exp(odds_V, out=odds_V)
     kept_K = np.flatnonzero(odds_V >= _least_odds(odds_V, sampling))
