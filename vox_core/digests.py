@@ -15,15 +15,6 @@ from vox_core import bounded_json
 from vox_core.hashes import file_sha256
 from vox_core.weights import WeightFolder
 
-__all__ = [
-    "CONFIG_FILE",
-    "TOKENIZER_FILES",
-    "config_digest",
-    "file_sha256",
-    "folder_digest",
-    "tokenizer_digest",
-]
-
 CONFIG_FILE = "config.json"
 _BY_WHOM = ("_name_or_path", "transformers_version")
 TOKENIZER_FILES = (

@@ -29,7 +29,7 @@ from vox_core.data.records import Placed, empty, malformed, readable
 from vox_core.data.row_facts import RowFacts, facts_of, text_of
 from vox_core.data.rows import WHOLE, Examples, Row, row_of
 from vox_core.data.source import RowSource, open_source
-from vox_core.digests import file_sha256
+from vox_core.hashes import file_sha256
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
