@@ -18,7 +18,7 @@ from tests.run.numbers_model import VOCABULARY, InParts, Numbers
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import TrainingError
 from vox_core.run import generate
-from vox_core.run.generate import Generator, Prompt, cache_bytes
+from vox_core.run.generate import Generator, Prompt, Token, cache_bytes
 from vox_core.run.load import AnswerText, apart
 from vox_core.run.sampling import Sampling, log_prob, next_token
 
@@ -271,14 +271,38 @@ def test_rows_leave_when_a_step_fails() -> None:
     assert model.inside == []
 
 
-def test_logits_that_are_no_numbers_end_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Numbers()
-    monkeypatch.setattr(model, "logits", lambda *_: np.full((1, VOCABULARY), np.nan, np.float32))
-    for temperature in (0.0, 1.0):
-        prompt = Prompt((1, 2, 3), Sampling(temperature=temperature))
-        with pytest.raises(TrainingError, match="not numbers"):
-            list(Generator(model).generate([prompt]))
+class Broken(Caching):
+    """The adapter `bad` computes no numbers."""
+
+    def logits(self, tokens_T, adapter=None):
+        return super().logits(tokens_T, adapter) * (np.nan if adapter == "bad" else 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_end_the_rows(temperature) -> None:
+    model = Broken()
+    bad = Prompt((1, 2, 3), Sampling(temperature=temperature), adapter="bad")
+    with pytest.raises(TrainingError, match="not numbers"):
+        list(Generator(model).generate([*prompts(), bad]))
     assert not model.inside
+
+
+def test_a_row_without_numbers_ends_alone_where_the_caller_steps(alone) -> None:
+    """And no other row begins with its cache."""
+    model = Broken()
+    generator = Generator(model)
+    generator.keep = 90
+    bad = Prompt(range(40), Sampling(), adapter="bad")
+    rows, found = generator.rows(), list[Token]()
+    for index, prompt in enumerate([*prompts(), bad]):
+        rows.enter(index, prompt)
+    while rows:
+        found += rows.step()
+    (failed,) = [token for token in found if token.error]
+    assert failed.row == len(PROMPTS)
+    assert texts(token for token in found if token is not failed) == alone
+    rows.enter(0, bad)
+    assert model.reused == []
 
 
 def test_no_prompts_no_tokens() -> None:

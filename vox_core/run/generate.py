@@ -83,6 +83,7 @@ class Token:
         finish: `stop` if `Prompt.ended` ended the row with this token, `length` if it is the last
             of `max_tokens`; None if the row goes on.
         top: the `Prompt.top` most likely tokens with their log-probabilities, the likeliest first.
+        error: why the row ends without this token; its `id` has no meaning.
     """
 
     row: int
@@ -90,6 +91,7 @@ class Token:
     log_prob: float | None
     finish: Finish | None
     top: Sequence[tuple[int, float]] = ()
+    error: TrainingError | None = None
 
 
 class Generator:
@@ -122,6 +124,9 @@ class Generator:
         Args:
             prompts: entered in this order, and read when there is room.
             log_probs: compute each token's log-probability.
+
+        Raises:
+            TrainingError: T001, the logits of a row are not numbers.
         """
         coming = enumerate(prompts)
         following = next(coming, None)
@@ -130,7 +135,10 @@ class Generator:
                 while following and rows.has_room(following[1]):
                     rows.enter(*following)
                     following = next(coming, None)
-                yield from rows.step()
+                for token in rows.step():
+                    if token.error:
+                        raise token.error
+                    yield token
 
     def rows(self, *, log_probs: bool = False) -> Rows:
         """Return an empty set of rows that the caller lets enter, steps and removes itself."""
@@ -233,11 +241,11 @@ class Rows:
 
     def step(self) -> list[Token]:
         """Return the next token of each row whose prompt is computed, none if a long prompt needs
-        more steps; rows that end leave. There must be rows."""
+        more steps; rows that end, or fail (`Token.error`), leave. There must be rows."""
         tokens = []
         for number, logits_V in self._generator._advance(self._rows, self._chosen).items():
             token = self._rows[number].choose(logits_V, self._log_probs)
-            if token.finish:
+            if token.finish or token.error:
                 self._leave(number)
             else:
                 self._chosen[number] = token.id
@@ -283,13 +291,10 @@ class _Row:
         return len(own) > least and _common(own, prompt.tokens) >= least
 
     def choose(self, logits_V: Floats, log_probs: bool) -> Token:
-        """Choose the next token and append it.
-
-        Raises:
-            TrainingError: T001, the logits are not numbers.
-        """
+        """Choose the next token and append it."""
         if math.isnan(logits_V.max()):  # argmax would choose such a token
-            raise _no_numbers(self.tokens)
+            self.computed = 0  # no other row begins with this cache
+            return Token(self.index, 0, None, None, error=_no_numbers(self.tokens))
         generated = len(self.tokens) - len(self.prompt.tokens)
         allowed_V = self.prompt.allowed(len(logits_V)) if self.prompt.allowed else None
         token = next_token(logits_V, self.prompt.sampling, self.tokens, generated, allowed_V)

@@ -14,7 +14,8 @@ SECONDS = 20
 
 
 class Alphabet(RowByRow):
-    """The next token is the letter after the last one; the letters are tokens `first` and on.
+    """The next token is the letter after the last one; the letters are tokens `first` and on. The
+    adapter `bad` computes no numbers.
 
     Attributes:
         free: cleared by a test to hold back the next step.
@@ -48,7 +49,8 @@ class Alphabet(RowByRow):
 
     def logits(self, tokens_T, adapter=None):
         place = (int(tokens_T[-1]) - self.first + 1) % 26
-        return np.eye(1, self.vocabulary, self.first + place, dtype=np.float32)
+        logits_1V = np.eye(1, self.vocabulary, self.first + place, dtype=np.float32)
+        return logits_1V * (np.nan if adapter == "bad" else 1)
 
     def add_adapter(self, name, adapter) -> None:
         raise NotImplementedError

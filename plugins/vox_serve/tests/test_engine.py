@@ -144,6 +144,24 @@ def test_an_answer_that_cannot_be_decoded_ends_alone(client, engine) -> None:
     assert isinstance(ended[0], EngineFailed)
 
 
+def test_an_adapter_that_computes_no_numbers_ends_its_answers_alone(
+    client, engine, model, base
+) -> None:
+    """The other row of the batch goes on."""
+    model.free.clear()
+    ended: list[object] = []
+    bad = Answer([1], Sampling(max_tokens=9), "bad", base.text(()), ended.append)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(client.post, "/v1/completions", json=BODY)
+        wait_until(lambda: engine.running == 1)
+        engine.submit([bad])
+        model.free.set()
+        assert text(other.result()) == SAID
+    (failed,) = ended
+    assert isinstance(failed, EngineFailed)
+    assert str(failed) == "the model's logits are not numbers"
+
+
 def test_a_client_that_never_reads_holds_nobody_up(api, engine) -> None:
     """And loses its connection."""
     body = json.dumps({**BODY, "max_tokens": 50_000, "stream": True}).encode()

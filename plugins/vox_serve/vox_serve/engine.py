@@ -98,6 +98,10 @@ class Answer:
         if self.broken:
             self.emit(EngineFailed("the answer cannot be decoded"))
             return
+        if token.error:
+            log.error("an answer of %s failed: %s", self.adapter or "the base", token.error)
+            self.emit(EngineFailed(token.error.what))
+            return
         if self.text.tokens > self._counted:  # the token that ends a turn does not count
             self._counted = self.text.tokens
             self._held.append(token)
@@ -240,7 +244,7 @@ class Engine:
 
     def _take(self, token: Token) -> None:
         answer = self._running[token.row]
-        if token.finish:
+        if token.finish or token.error:
             del self._running[token.row]
         answer.take(token)
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vox_core.contract import Batch
-from vox_tinker.engine import Engine, Steps
+from vox_core.api.generating import Generator as Rows
+from vox_core.api.generating import Prompt, Sampling
+from vox_core.contract import Batch, RowByRow
+from vox_tinker.engine import Engine, Row, Steps
 
 if TYPE_CHECKING:
     import pytest
@@ -129,3 +131,29 @@ def test_a_job_that_raises_ends_alone() -> None:
         engine.run(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
         engine.run(done.set)
         assert done.wait(60)
+
+
+class Flat(RowByRow):
+    """All tokens are equally likely; the adapter `bad` computes no numbers."""
+
+    def logits(self, tokens_T: Any, adapter: str | None = None) -> Any:
+        return np.full((1, 8), np.nan if adapter == "bad" else 0, np.float32)
+
+    def add_adapter(self, name: str, adapter: Any) -> None:
+        raise NotImplementedError
+
+    remove_adapter = log_probs = close = add_adapter  # type: ignore[assignment]
+
+
+def test_a_row_without_numbers_fails_alone() -> None:
+    made, left = base(Trainer()), threading.Semaphore(0)
+    made.generator = Rows(Flat())
+    good, bad = (
+        Row(Prompt([1], Sampling(max_tokens=3), adapter=adapter), left.release)
+        for adapter in (None, "bad")
+    )
+    with closing(Engine(made)) as engine:
+        engine.run(lambda: engine.sample([bad, good]))
+        assert all(left.acquire(timeout=60) for _ in range(2))
+    assert (len(good.tokens), good.failed) == (3, "")
+    assert bad.failed == "sampling failed: the model's logits are not numbers"

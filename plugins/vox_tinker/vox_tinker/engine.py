@@ -104,8 +104,7 @@ class Engine:
                 self._sample()
             except Exception as error:  # whatever a backend raises ends these rows, not the server
                 log.exception("sampling failed")
-                why = error.what if isinstance(error, VoxError) else type(error).__name__
-                self._fail(f"sampling failed: {why}")
+                self._fail(_failure(error))
 
     def _wait(self) -> bool:
         with self._changed:
@@ -166,8 +165,12 @@ class Engine:
             self._running[number] = row
             self._rows.enter(number, row.prompt)
         for token in self._rows.step() if self._running else ():
-            self._running[token.row].tokens.append(token)
-            if token.finish:
+            row = self._running[token.row]
+            if token.error:
+                row.failed = _failure(token.error)
+            else:
+                row.tokens.append(token)
+            if token.finish or token.error:
                 self._running.pop(token.row).finished()
 
     def _fail(self, why: str) -> None:
@@ -181,6 +184,10 @@ class Engine:
         for row in failed:
             row.failed = why
             row.finished()
+
+
+def _failure(error: Exception) -> str:
+    return f"sampling failed: {error.what if isinstance(error, VoxError) else type(error).__name__}"
 
 
 def _started(job: Job) -> Steps | None:
