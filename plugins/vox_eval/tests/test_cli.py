@@ -36,7 +36,7 @@ def test_a_comparison_is_printed(vox, suite, llama, other_llama) -> None:
     assert all(line.endswith("no difference shown") for line in tasks)
     assert note == "intervals at 95 %; p-values are two-sided, adjusted by Holm's method"
     assert own.endswith(llama.name) and theirs.endswith(other_llama.name)
-    assert card == "scorecard  here/scorecard.html"
+    assert card == "scorecard  here/scorecard.html   answers  here/eval.jsonl"
 
 
 def test_json(vox, suite, llama) -> None:

@@ -118,9 +118,11 @@ def _show(report: Report) -> None:
         if each.card.score is not None:
             click.echo(printable(f"suite score {each.card.score:.4f}  {each.card.model}"))
     from vox_eval.page import PAGE
+    from vox_eval.scorecard import SAMPLES
 
-    page = report.own.folder / PAGE
-    click.echo(printable(f"scorecard  {page if page.is_file() else report.own.folder}"))
+    folder, page = report.own.folder, report.own.folder / PAGE
+    shown = page if page.is_file() else folder
+    click.echo(printable(f"scorecard  {shown}   answers  {folder / SAMPLES}"))
 
 
 def _scores(report: Report) -> Iterator[Sequence[str]]:
