@@ -124,10 +124,14 @@ def test_long_contexts_are_cut_as_lm_evals_own_model_cuts_them(llama, tmp_path) 
             ((_, reply),) = model.replies([question])
             for last in (reply.tokens[3], 5):
                 pairs.append((("", ""), before, [*reply.tokens[:3], last]))
-        ours._wanted = [True] * len(pairs)
-        found = ours._loglikelihood_tokens(pairs)
-        ours._wanted = [False]  # as of choices, whose tasks do not need to know
+        found = ours._loglikelihood_tokens(pairs, [True] * len(pairs))
+        # As of choices, whose tasks do not need to know.
         assert not ours._loglikelihood_tokens(pairs[:1])[0][1]
+        begun = str(model.tokenizer.decode([ours.prefix_token_id]))
+        texts = [("", "Köln"), ("", f"{begun}Köln"), ("In ", "Köln")]
+        asked = [request("loglikelihood", *pair) for pair in texts]
+        own = ours.loglikelihood(asked)
+        np.testing.assert_allclose(own, theirs.loglikelihood(asked, disable_tqdm=True), atol=1e-4)
     expected = theirs._loglikelihood_tokens(pairs, disable_tqdm=True)
     assert [greedy for _, greedy in found] == [bool(greedy) for _, greedy in expected]
     sums = [[total for total, _ in each] for each in (found, expected)]

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +54,6 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
         self._model, self._path, self._greedy, self._observe = model, path, greedy, observe
         self.tokenizer = model.tokenizer
         self._kept = continued(path, _parsed)
-        self._wanted: Sequence[bool] = ()
 
     @property
     def max_length(self) -> int:
@@ -84,8 +84,18 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
         self, requests: Sequence[Any], disable_tqdm: bool = True
     ) -> list[tuple[float, bool]]:
         """Return log p(continuation | context), and whether it is the greedy one."""
-        self._wanted = [request.task_name in self._greedy for request in requests]
-        return list(super().loglikelihood(requests, disable_tqdm=True))
+        pairs = [self._pair(*request.args) for request in requests]
+        greedy = [request.task_name in self._greedy for request in requests]
+        return self._loglikelihood_tokens(pairs, greedy)
+
+    def _pair(self, context: str, continuation: str) -> Pair:
+        """Encode as `TemplateLM.loglikelihood` does, which cannot pass on whose request it is."""
+        if context:
+            return (context, continuation), *self._encode_pair(context, continuation)
+        tokens = self.tok_encode(continuation, add_special_tokens=False)
+        if tokens[0] != self.prefix_token_id:
+            tokens = [self.prefix_token_id, *tokens]
+        return (context, continuation), tokens[:1], tokens[1:]
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = True
@@ -103,15 +113,17 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
                 context, continuation = make_disjoint_window(window)
                 windows.append(((text, ""), list(context), list(continuation)))
                 owners.append(number)
-        self._wanted = [False] * len(windows)
         totals = [0.0] * len(requests)
-        found = self._blocks("log-probabilities", windows, self._sums)
+        found = self._loglikelihood_tokens(windows)
         for owner, (total, _) in zip(owners, found, strict=True):
             totals[owner] += total
         return totals
 
-    def _loglikelihood_tokens(self, requests: list[Pair], **_: Any) -> list[tuple[float, bool]]:
-        return self._blocks("log-probabilities", requests, self._sums)
+    def _loglikelihood_tokens(
+        self, requests: list[Pair], greedy: Sequence[bool] = (), **_: Any
+    ) -> list[tuple[float, bool]]:
+        """Return log-likelihoods; `greedy`: of which to compare with the greedy continuation."""
+        return self._blocks("log-probabilities", requests, partial(self._sums, greedy))
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[str]:
         """Return texts generated after contexts, up to their stop texts."""
@@ -140,14 +152,16 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
             found += self._kept[name]
         return found
 
-    def _sums(self, block: Sequence[Pair], start: int) -> list[tuple[float, bool]]:
+    def _sums(
+        self, greedy: Sequence[bool], block: Sequence[Pair], start: int
+    ) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each continuation, and whether it is greedy where that is
         wanted. Log-probabilities alone take one pass without a cache."""
         most, found = self.max_length + 1, dict[int, tuple[float, bool]]()
-        wanted = [at for at in range(len(block)) if self._wanted[start + at]]
+        wanted = [at for at, want in enumerate(greedy[start : start + len(block)]) if want]
         pairs = [(block[at][1][-(most - len(block[at][2])) :], block[at][2]) for at in wanted]
-        for at, (log_probs_, greedy) in zip(wanted, self._model.given(pairs), strict=True):
-            found[at] = math.fsum(log_probs_), greedy
+        for at, (log_probs_, is_greedy) in zip(wanted, self._model.given(pairs), strict=True):
+            found[at] = math.fsum(log_probs_), is_greedy
         others = [at for at in range(len(block)) if at not in found]
         documents = [
             Document(tokens := [*context, *continuation][-most:], len(tokens) - len(continuation))
