@@ -126,19 +126,44 @@ def test_a_rank_that_lost_one_with_an_error_is_not_started_again(tmp_path, monke
     given, folder = task(tmp_path, "--version", processes=2), attempt(tmp_path)
     record(folder, 1, "VOX-S001")
     run_rank(given, 0, folder, together=True)
-    assert worker._errors(folder, 2) == ["VOX-T006", "VOX-S001"]
+    assert worker.codes(records(folder, 2)) == {"VOX-T006", "VOX-S001"}
 
 
-def test_a_rank_is_ended_by_another_s_error(tmp_path, monkeypatch):
-    """And recorded, so that nobody waits for it."""
+@pytest.fixture
+def hanging(tmp_path, monkeypatch):
+    """Instead of Python, a program that never beats."""
     (tmp_path / "hang").write_text("#!/bin/sh\nexec sleep 600\n")
     (tmp_path / "hang").chmod(0o755)
     monkeypatch.setattr("sys.executable", str(tmp_path / "hang"))
+
+
+@pytest.mark.usefixtures("hanging")
+def test_a_rank_is_ended_by_another_s_error(tmp_path, monkeypatch):
+    """And recorded, so that nobody waits for it."""
     monkeypatch.setattr(worker, "GRACE", 0.1)
     given, folder = task(tmp_path, "--version", processes=2), attempt(tmp_path)
     record(folder, 1, "VOX-S001")
     run_rank(given, 0, folder, together=True)
     assert records(folder, 2)[0] == {"exit": 1, "error": None}
+
+
+@pytest.mark.usefixtures("hanging")
+def test_a_rank_that_hangs_is_killed_and_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("vox_plan.launch.SILENCE", 0.2)
+    folder = attempt(tmp_path)
+    with pytest.raises(Lost):
+        run_rank(task(tmp_path, "--version"), 0, folder, together=True)
+    found = records(folder, 1)[0]
+    assert found["silent"] > 0.2
+    assert found["error"]["what"] == "rank 0 of the run has stopped responding"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_others_end_30_seconds_after_the_last_sign_of_life(tmp_path, monkeypatch, rank):
+    """They have less time after a rank that hung, and after rank 0, which alone writes."""
+    monkeypatch.setattr(worker.time, "monotonic", lambda: 15.0)
+    record(tmp_path, rank, "VOX-T006", died=True, silent=15.0)
+    assert worker._end_of_others(records(tmp_path, 2)) == 15 + (10 if rank else 5)
 
 
 def test_signals_before_the_start_start_nothing(tmp_path, monkeypatch):
@@ -213,10 +238,37 @@ def test_output_of_every_attempt_is_shown_once(tmp_path, capsysbinary):
     assert capsysbinary.readouterr().err == b"one two\n" + again + b"three\n"
 
 
+def test_why_ranks_are_started_again_is_said_once_all_have_ended(tmp_path, capsys):
+    """Not only when Ray has started them; and which worker was lost, if Ray lost one."""
+    given, first = task(tmp_path, processes=2), attempt(tmp_path)
+    shown = launch._Shown(given, 2)
+    record(first, 0, "VOX-T006")
+    shown.more()
+    assert capsys.readouterr().err == ""
+    record(first, 1, "VOX-T006", died=True)
+    shown.more()
+    shown.more()
+    assert capsys.readouterr().err.startswith("of 1 (None): None: restart 1 of 2")
+    attempt(tmp_path, 1)
+    worker.note_lost(tmp_path, {0: Lost(), 1: RuntimeError("it hangs\n at length")})
+    shown.more()
+    assert capsys.readouterr().err == (
+        "the worker of rank 1 was lost (it hangs): restart 2 of 2, from the newest checkpoint\n"
+    )
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks through /proc")
-def test_a_killed_rank_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stopped", "said"),
+    [
+        ("killed rank", "rank 1 of the run has died"),
+        ("stopped rank", "rank 1 of the run has stopped responding"),
+        ("stopped worker", "the worker of rank 1 was lost"),
+    ],
+)
+def test_a_lost_rank_is_replaced(tmp_path: Path, stopped: str, said: str) -> None:
     """On a cluster of its own; the adapter is that of one process, and nothing is left."""
     pytest.importorskip("ray.train", reason="needs the package ray[train]")
     model = make_model("llama", tmp_path / "model")
@@ -227,7 +279,7 @@ def test_a_killed_rank_is_replaced(tmp_path: Path) -> None:
         *(sys.executable, "-m", "vox_core.cli", "train", "--model", model, "--data", data),
         *("--backend", "cpu", "--allow-cpu", "--dtype", "fp32", "--tune", "ignore"),
         *("--batch-size", "6", "--micro-batch-tokens", "64", "--dropout", "0.1"),
-        *("--max-steps", "100", "--save-every", "5"),
+        *("--max-steps", "300", "--save-every", "5"),
     ]
     one, two = tmp_path / "one", tmp_path / "two"
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local"}
@@ -242,13 +294,16 @@ def test_a_killed_rank_is_replaced(tmp_path: Path) -> None:
         while not [*two.glob("checkpoints/step-*")]:
             assert run.poll() is None, run.communicate()
             time.sleep(0.05)
-        os.kill(rank_of(tmp_path, 1), signal.SIGKILL)
-        _, said = run.communicate()
+        lost = rank_of(tmp_path, 1)
+        if "worker" in stopped:
+            lost = int(Path(f"/proc/{lost}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(lost, signal.SIGKILL if "killed" in stopped else signal.SIGSTOP)
+        _, log = run.communicate()
     finally:
         run.kill()
-    assert run.returncode == 0, said
-    assert "rank 1 of the run has died" in said
-    assert "restart 1 of 3" in said
+    assert run.returncode == 0, log
+    assert said in log
+    assert "restart 1 of 3" in log
     adapters = [(each / "adapter_model.safetensors").read_bytes() for each in (one, two)]
     assert adapters[0] == adapters[1]
     assert {each.name for each in tmp_path.iterdir()} == {"one", "two", "train.jsonl", "model"}

@@ -35,11 +35,15 @@ from vox_plan.launch import IMPATIENCE, error_of, passed_on
 from vox_ray.worker import (
     LONELY,
     LOST,
+    LOST_WORKERS,
     SIGNALS,
     STOPPED,
     Task,
     Unseen,
     attempts,
+    cause,
+    codes,
+    note_lost,
     records,
     wait_for_ends,
     work,
@@ -51,6 +55,8 @@ if TYPE_CHECKING:
 _POLL = 0.2
 _PATIENCE = 10.0
 """Seconds to wait for an address to answer."""
+_SILENCE = 10
+"""Seconds that a worker may take to answer Ray. It does nothing but watch its rank."""
 
 
 @hookimpl
@@ -245,10 +251,17 @@ def _run(task: Task, max_restarts: int) -> LaunchResult:
 
 
 def _trainer(task: Task, max_restarts: int) -> Any:
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    class LostWorkers(UserCallback):  # type: ignore[misc] # of a package without types
+        def after_exception(
+            self, run_context: object, worker_exceptions: dict[int, Exception]
+        ) -> None:
+            note_lost(task.folder, worker_exceptions)
+
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # else a folder of the run stays on each node
+    os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(_SILENCE)  # else ten minutes
     return TorchTrainer(
         work,
         train_loop_config={"task": task},
@@ -260,6 +273,7 @@ def _trainer(task: Task, max_restarts: int) -> Any:
             name="vox",
             storage_path=str(task.folder / "ray"),
             failure_config=FailureConfig(max_failures=max_restarts),
+            callbacks=[LostWorkers()],
         ),
     )
 
@@ -280,21 +294,33 @@ class _Shown:
 
     def __init__(self, task: Task, max_restarts: int) -> None:
         self._task, self._restarts = task, max_restarts
-        self._attempt, self._read = 0, Counter[str]()
+        self._attempt, self._explained, self._read = 0, 0, Counter[str]()
         self._streams = (("out", sys.stdout), ("log", sys.stderr))
 
     def more(self) -> None:
-        """Copy the new output."""
+        """Copy the new output, and say why an attempt has failed."""
         known = attempts(self._task.folder)
         while self._attempt < len(known):
-            self._copy(known[self._attempt])
-            if self._attempt + 1 == len(known):
+            here, last = known[self._attempt], self._attempt + 1 == len(known)
+            self._copy(here)
+            if self._explained == self._attempt < self._restarts and (why := self._why(here, last)):
+                self._explained += 1
+                again = f"restart {self._explained} of {self._restarts}, from the newest checkpoint"
+                sys.stderr.write(f"{why}: {again}\n")
+            if last:
                 return
-            lost = culprit(records(known[self._attempt], self._task.processes))
             self._attempt, self._read = self._attempt + 1, Counter()
-            why = f"{lost[1].what} ({lost[1].where})" if lost else "a worker of Ray was lost"
-            again = f"restart {self._attempt} of {self._restarts}, from the newest checkpoint"
-            sys.stderr.write(f"{why}: {again}\n")
+
+    def _why(self, attempt: Path, last: bool) -> str:
+        """Return why Ray starts the workers of an attempt again; empty if it does not yet."""
+        if (worker := attempt / LOST_WORKERS).exists():
+            return worker.read_text()
+        found = records(attempt, self._task.processes)
+        everywhere = len(found) == self._task.processes
+        if not last or (everywhere and codes(found) == {LOST}):
+            lost = culprit(found)
+            return _line(lost[1]) if lost else "a worker of Ray was lost"
+        return ""
 
     def _copy(self, attempt: Path) -> None:
         for kind, stream in self._streams:
@@ -304,6 +330,10 @@ class _Shown:
                 self._read[kind] += len(new)
                 stream.buffer.write(new)
                 stream.flush()
+
+
+def _line(error: VoxError) -> str:
+    return " ".join(f"{error.what} ({error.where}): {error.found}".split())
 
 
 # --- the result -----------------------------------------------------------------------------------
@@ -316,7 +346,8 @@ def _result(task: Task, failure: Exception | None, max_restarts: int) -> LaunchR
     lost = culprit(found)
     if (task.folder / SIGNALS).stat().st_size and (lost is None or lost[1].code == LOST):
         return LaunchResult(STOPPED)
-    if lost:
+    worker = failure and last and (last[0] / LOST_WORKERS).exists()
+    if lost and not (worker and lost[1].code == LOST):  # which the other ranks could not reach
         raise _of_rank(*lost, everywhere=len(found) == task.processes, restarts=max_restarts)
     if failure:
         raise _of_ray(failure, max_restarts) from failure
@@ -351,7 +382,7 @@ def _of_rank(rank: int, error: VoxError, *, everywhere: bool, restarts: int) -> 
 def _of_ray(failure: Exception, restarts: int) -> VoxError:
     """Return the error for workers that could record none."""
     by_rank = getattr(failure, "worker_failures", {})
-    causes = [getattr(each, "_base_exc", each) for each in by_rank.values()]
+    causes = map(cause, by_rank.values())
     if unseen := next((each for each in causes if isinstance(each, Unseen)), None):
         host, folder = unseen.args
         return OutputError(
@@ -362,12 +393,12 @@ def _of_ray(failure: Exception, restarts: int) -> VoxError:
             expected="storage that every node of the cluster has at the same path",
             remedy="name such a folder with --out",
         )
-    rank, cause = next(iter(by_rank.items()), (None, failure))
+    rank, why = next(iter(by_rank.items()), (None, failure))
     return TrainingError(
         "T006",
         "the run's workers were lost more often than they may be",
         where=None if rank is None else f"rank {rank}",
-        found=f"{restarts} restarts; the last time: {' '.join(str(cause).split())[:400]}",
+        found=f"{restarts} restarts; the last time: {' '.join(str(why).split())[:400]}",
         remedy="every node needs the same vox and Ray as this machine; go on with vox train "
         "--resume RUN, or allow more with --max-restarts",
     )

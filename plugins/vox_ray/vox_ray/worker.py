@@ -11,6 +11,7 @@ of its own in it:
     signals              a byte for each signal that the launcher has received
     attempt-N/rank-K.*   record, stdout and stderr of rank K (`vox_plan.launch`)
     attempt-N/store      the file through which the ranks find one another
+    attempt-N/lost       the workers that Ray has lost, and how
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from vox_core.errors import VoxError
 from vox_plan.launch import (
     GRACE,
     GRACE_AT_START,
+    GRACE_WITHOUT_FIRST,
     LOOPBACK_ALONE,
     Rank,
     record_of,
@@ -39,6 +41,7 @@ from vox_plan.launch import (
 LONELY = 20.0
 """Seconds within which a rank whose worker has died has ended: `SECONDS_ALONE`, and some."""
 LOST = "VOX-T006"
+LOST_WORKERS = "lost"
 SIGNALS = "signals"
 STOPPED = 130
 _POLL = 0.1
@@ -141,11 +144,12 @@ def run_rank(task: Task, number: int, folder: Path, together: bool) -> None:
     finally:
         rank.close()
     if rank.record is None:  # it has died, or was ended because of another's error
-        died = _as_record(rank.error(hung)) if ended else {"exit": 1, "error": None}
+        silent = time.monotonic() - rank.seen
+        died = _as_record(rank.error(hung), silent) if ended else {"exit": 1, "error": None}
         _write(folder, number, died)
-    if LOST in _errors(folder, task.processes):  # perhaps because of another rank's error
+    if LOST in codes(records(folder, task.processes)):  # perhaps of another rank's error
         wait_for_ends(folder, task.processes, GRACE)
-    if {*_errors(folder, task.processes)} == {LOST}:
+    if codes(records(folder, task.processes)) == {LOST}:
         raise Lost
 
 
@@ -160,27 +164,58 @@ def _watch(rank: Rank, task: Task, folder: Path) -> bool:
         while sent < signals.stat().st_size:
             rank.send(signal.SIGTERM)  # Ray blocks SIGINT in its workers and their children
             sent += 1
-        ended = [record for record in records(folder, task.processes).values() if record["error"]]
-        if ended and end == float("inf"):
-            at_start = any(record["exit"] == 2 for record in ended)
-            end = time.monotonic() + (GRACE_AT_START if at_start else GRACE)
+        end = min(end, _end_of_others(records(folder, task.processes)))
         time.sleep(_POLL)
     return False
 
 
-def _as_record(error: VoxError) -> dict[str, Any]:
-    """Return the record of a rank that died; `died` separates it from a rank's own."""
+def _end_of_others(found: Mapping[int, Mapping[str, Any]]) -> float:
+    """Return when the ranks that go on must have ended, as under the other launchers."""
+    failed = [record for record in found.values() if record["error"]]
+    if not failed:
+        return float("inf")
+    if any(record["exit"] == 2 for record in failed):
+        return time.monotonic() + GRACE_AT_START
+    grace: float = GRACE - max(record.get("silent", 0.0) for record in failed)
+    return time.monotonic() + (min(grace, GRACE_WITHOUT_FIRST) if 0 in found else grace)
+
+
+def _as_record(error: VoxError, silent: float) -> dict[str, Any]:
+    """Return the record of a rank that died; `died` separates it from a rank's own.
+
+    Args:
+        silent: seconds since its last sign of life.
+    """
     parts = ("code", "what", "where", "found", "expected", "remedy")
     described = {part: getattr(error, part) for part in parts}
     found = {**described, "kind": type(error).__name__}
-    return {"exit": error.exit_code, "error": found, "died": True}
+    return {"exit": error.exit_code, "error": found, "died": True, "silent": silent}
 
 
 def _write(folder: Path, number: int, record: dict[str, Any]) -> None:
     write_json(folder / f"rank-{number}.json", record)
 
 
-def _errors(folder: Path, processes: int) -> list[str]:
-    """Return the codes of the errors that ranks have recorded."""
-    found = records(folder, processes).values()
-    return [record["error"]["code"] for record in found if record["error"]]
+def codes(found: Mapping[int, Mapping[str, Any]]) -> set[str]:
+    """Return the codes of the errors in ranks' records."""
+    return {record["error"]["code"] for record in found.values() if record["error"]}
+
+
+def note_lost(folder: Path, failures: Mapping[int, Exception]) -> None:
+    """Name the workers of the newest attempt that Ray has lost, in Ray's controller."""
+    lost = [
+        "the worker of rank {} was lost ({})".format(rank, str(failure).partition("\n")[0])
+        for rank, failure in failures.items()
+        if not isinstance(cause(failure), Lost | Unseen)
+    ]
+    if lost:
+        # Else Ray waits half a minute for torch in a worker that hangs, before it ends all.
+        os.environ["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"] = "1"
+        for newest in attempts(folder)[-1:]:
+            (newest / LOST_WORKERS).write_text("; ".join(lost))
+
+
+def cause(failure: Exception) -> Exception:
+    """Return what a worker has raised, from Ray's error."""
+    found: Exception = getattr(failure, "_base_exc", failure)
+    return found
