@@ -328,6 +328,21 @@ def rewritten(run, change) -> None:
     write_adapter(run, changed, base=str(source.base.path), modules=source.modules)
 
 
+def test_loading_is_announced_before_it_begins(tiny, settings, tmp_path, monkeypatch):
+    run, said = str(train(settings(tiny("llama"))).run), []
+
+    def load_tokenizer(folder):
+        assert said[-1].message == "loading the tokenizer …"
+        raise LookupError
+
+    monkeypatch.setattr("vox_core.run.load.load_tokenizer", load_tokenizer)
+    monkeypatch.setattr("vox_core.run.merge.load_tokenizer", load_tokenizer)
+    with pytest.raises(LookupError):
+        open_model(run, SamplingSettings(), observe=said.append).__enter__()
+    with pytest.raises(LookupError):
+        merge(run, MergeSettings(out=tmp_path / "m"), observe=said.append)
+
+
 def test_an_adapter_that_changes_nothing_fails_and_leaves_nothing(tiny, settings, tmp_path):
     report = train(settings(tiny("llama")))
     rewritten(report.run, lambda name, value: value * (".lora_B." not in name))

@@ -385,6 +385,7 @@ def open_model(
     if refusal := explain(_request(settings), seen=(seen := Seen())).refusal:
         raise refusal
     source = resolve_reference(reference, adapter=settings.adapter, progress=progress)
+    observe(Notice("loading the tokenizer …"))
     tokenizer = load_tokenizer(source.base.tokenizer)
     adapters = {ADAPTER: source.adapter} if source.adapter else {}
     with open_base(source, adapters, settings, observe=observe, seen=seen) as opened:

@@ -185,6 +185,7 @@ class _Merger:
     def __post_init__(self) -> None:
         self.stored = as_stored(self.onto, self.dtype)
         self.targets = {each.shape.tensor: each for each in _targets(self.source, self.adapter)}
+        self.context.emit(Notice("loading the tokenizer …"))
         self.probe_T = probe_tokens(load_tokenizer(self.source.base.path))
 
     def run(self, folder: Path) -> Proof:

@@ -56,6 +56,7 @@ def test_runs_are_served_under_their_names_beside_their_base(vox, folders, ran) 
     flags = ("--dtype", "fp32", "--backend", "cpu", "--port", 0)
     done = vox("serve", folders / "one", "--name", f"b/2={folders / 'two'}", *flags)
     assert done.code == 0, done.err
+    assert done.err.index("loading the tokenizer") < done.err.index("loading the model")
     lines = [line.split(None, 1) for line in done.out.splitlines()]
     assert [name for name, _ in lines] == ["serving", "page", "one", "b/2", "base"]
     assert lines[0][1].startswith("http://127.0.0.1:")

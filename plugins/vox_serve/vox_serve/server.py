@@ -20,6 +20,7 @@ from vox_core.api.generating import OpenBase, apart, open_base
 from vox_core.api.host import known_plugins
 from vox_core.api.models import Observe, Progress, ignore
 from vox_core.api.serving import listening, require_key, signals_ignored, url_of
+from vox_core.contract import Notice
 from vox_core.errors import ConfigError
 from vox_serve.adapters import Adapters
 from vox_serve.app import Api, Limits
@@ -95,6 +96,7 @@ def opened(
     """
     engine = None if settings.engine == "vox" else _engine(settings.engine)
     chosen = select(references, names, quant_set=settings.quant is not None, progress=progress)
+    observe(Notice("loading the tokenizer …"))
     models = served_models(chosen)
     given = (chosen, models, settings, key, observe)
     with engine(*given) if engine else _own(*given) as found:
