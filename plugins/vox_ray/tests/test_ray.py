@@ -255,6 +255,10 @@ def test_why_ranks_are_started_again_is_said_once_all_have_ended(tmp_path, capsy
     assert capsys.readouterr().err == (
         "the worker of rank 1 was lost (it hangs): restart 2 of 2, from the newest checkpoint\n"
     )
+    attempt(tmp_path, 2)
+    worker.note_lost(tmp_path, {0: RuntimeError("it hangs")})
+    shown.more()
+    assert "rank 0 was lost (it hangs): no restart is left\n" in capsys.readouterr().err
 
 
 @pytest.mark.long

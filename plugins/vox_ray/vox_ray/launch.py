@@ -303,9 +303,11 @@ class _Shown:
         while self._attempt < len(known):
             here, last = known[self._attempt], self._attempt + 1 == len(known)
             self._copy(here)
-            if self._explained == self._attempt < self._restarts and (why := self._why(here, last)):
+            if self._explained == self._attempt and (why := self._why(here, last)):
                 self._explained += 1
                 again = f"restart {self._explained} of {self._restarts}, from the newest checkpoint"
+                if self._attempt == self._restarts:
+                    again = "no restart is left"
                 sys.stderr.write(f"{why}: {again}\n")
             if last:
                 return
