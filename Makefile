@@ -21,9 +21,8 @@ BIN := $(VENV)/bin
 BLAS := $(if $(filter Linux,$(shell uname -s)),$(CURDIR)/$(VENV)/blas.so)
 # Twice quiet: errors only. The constraints go with every call, so that pip never takes another torch.
 # What is imported is compiled then: a fifth of what is installed is, and pip would compile all of it.
-# The build backend is installed first: a build environment for each of 22 packages takes half a minute.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile \
-	--no-build-isolation -c constraints.txt
+	-c constraints.txt
 
 # Every test process keeps to one thread, and there are as many processes as cores, up to four:
 # the tests' models are tiny, and more threads than cores would only get in each other's way.
@@ -95,7 +94,6 @@ $(VENV)/.made:
 		{ echo "vox needs Python 3.11 or newer: make PYTHON=python3.12 …" >&2; exit 1; }
 	@echo "making $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP_INSTALL) hatchling editables
 	@touch $@
 
 # OpenBLAS comes as a Python package whose names all begin with scipy_: a shim gives MLX the one
@@ -107,14 +105,16 @@ $(CURDIR)/$(VENV)/blas.so: $(VENV)/.installed-dev tools/blas_shim.c
 
 PROJECTS := $(wildcard pyproject.toml libs/*/pyproject.toml plugins/*/pyproject.toml) requirements.txt
 
+# The build backend comes first: an environment to build each of 22 packages in takes half a minute.
 $(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
 	@echo "installing torch and vox into $(VENV) … this takes a few minutes"
-	@$(PIP_INSTALL) -r requirements.txt
+	@$(PIP_INSTALL) hatchling editables
+	@$(PIP_INSTALL) --no-build-isolation -r requirements.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the tools for tests …"
-	@$(PIP_INSTALL) -e '.[dev]' -e libs/vox_testing -e 'plugins/vox_runs[plot]' -e plugins/vox_cuda -e plugins/vox_mlx \
+	@$(PIP_INSTALL) --no-build-isolation -e '.[dev]' -e libs/vox_testing -e 'plugins/vox_runs[plot]' -e plugins/vox_cuda -e plugins/vox_mlx \
 		-e plugins/vox_tensorboard -e plugins/vox_tinker
 	@touch $@
 

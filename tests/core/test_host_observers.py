@@ -182,7 +182,9 @@ def test_one_that_hangs_is_dropped_when_its_time_is_up(
     while place == "exit" and len(heard()) < 2:  # its second has to be that of the end
         time.sleep(0.01)
     assert [*faults, *observers.tell(END)] == [f"observer 'bad' {case.said}"]
-    assert all(gone(int(pid)) for pid in heard()[:1])  # of one that a busy machine has begun
+    begun = heard()[:1]  # on a busy machine perhaps not, but where it has ended
+    assert begun or place == "import"
+    assert all(gone(int(pid)) for pid in begun)
 
 
 def gone(pid: int) -> bool:

@@ -119,6 +119,7 @@ class Caching(Numbers):
         assert (new[:count], adapter) == (old[:count], other)
         assert 0 < count < len(new)
         self.reused.append(count)
+        return True
 
 
 def test_rows_take_their_beginning_from_rows_that_ended() -> None:
@@ -154,6 +155,22 @@ def test_answers_to_one_prompt_compute_it_once() -> None:
     assert texts(found) == texts(Generator(Numbers(), 1).generate(asked))
     assert model.reused == [39] * 5
     assert model.batches[0] == [0, 1]
+
+
+@pytest.mark.parametrize("model", [Caching, Numbers])
+def test_a_beginning_is_waited_for_once(model) -> None:
+    """By many prompts that share it; where no row can take it from another, by the first alone."""
+    rows = [Prompt([*range(40), n], Sampling(max_tokens=2)) for n in range(24)]
+    made = model()
+    assert len(texts(Generator(made, 8).generate(rows))) == 24
+    assert list(map(len, made.batches[:2])) == [1, 8]
+    assert len(made.batches) < 12
+
+
+def test_without_memory_for_a_cache_there_is_one_row() -> None:
+    model = Numbers()
+    list(Generator(model, 8, 0).generate([Prompt([1, 2], Sampling(max_tokens=2))] * 3))
+    assert max(map(len, model.batches)) == 1
 
 
 def test_kept_rows_make_room_for_others() -> None:

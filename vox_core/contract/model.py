@@ -113,10 +113,10 @@ class Model(ABC):
             logits do not depend on the others in the batch, beyond the dtype's roundoff.
         """
 
-    def reuse(self, row: int, source: int, count: int) -> None:  # noqa: B027
+    def reuse(self, row: int, source: int, count: int) -> bool:
         """Copy the cache of the first `count` tokens of another row to one that has just entered,
-        with the same first tokens, the same adapter and a longer prompt. A backend that cannot
-        leaves it."""
+        with the same first tokens, the same adapter and a longer prompt; return whether it did."""
+        return False
 
     @abstractmethod
     def remove(self, row: int) -> None:

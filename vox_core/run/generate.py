@@ -1,9 +1,9 @@
 """Generate many rows in the running batch of a model.
 
 Rows enter when there is room and leave when they end, at any step. A row that begins as another one
-does takes the cache of these tokens from it: several answers to a prompt compute it once. A row's
-tokens depend on its prompt, its `Sampling` and the model. They do not depend on the other rows,
-except through the roundoff of the backend's logits.
+takes the cache of these tokens from it, where the backend can: several answers to a prompt compute
+it once. A row's tokens depend on its prompt, its `Sampling` and the model. They do not depend on
+the other rows, except through the roundoff of the backend's logits.
 
 What ends a row besides its length is the caller's to say (`Prompt.ended`); text is load.py's.
 
@@ -111,6 +111,7 @@ class Generator:
     def __init__(self, model: Model, rows: int = ROWS_ON_CPU, cache_tokens: int | None = None):
         self.model, self.most_rows, self._cache_tokens = model, rows, cache_tokens
         self.keep = 0
+        self._reuses = True  # until it does not
         self._numbers = itertools.count()
         self._inside: dict[int, _Row] = {}
         self._kept: dict[int, _Row] = {}  # the least recently used one first
@@ -132,7 +133,11 @@ class Generator:
         following = next(coming, None)
         with closing(self.rows(log_probs=log_probs)) as rows:
             while rows or following:
-                while following and rows.has_room(following[1]):
+                while (
+                    following
+                    and rows.has_room(following[1])
+                    and not rows.worth_waiting(following[1])
+                ):
                     rows.enter(*following)
                     following = next(coming, None)
                 for token in rows.step():
@@ -157,12 +162,21 @@ class Generator:
             self.model.remove(number)
 
     def _has_room(self, rows: Collection[_Row], prompt: Prompt) -> bool:
-        if not rows:
-            return True
+        if not rows or self._cache_tokens is None:
+            return len(rows) < self.most_rows
         tokens = prompt.longest + sum(row.prompt.longest for row in rows)
-        if len(rows) >= self.most_rows or tokens > (self._cache_tokens or math.inf):
-            return False
-        return not any(row.computes_most_of(prompt) for row in self._inside.values())
+        return len(rows) < self.most_rows and tokens <= self._cache_tokens
+
+    def _beginning(self, prompt: Prompt) -> tuple[int, int]:
+        """Return how many first tokens of a prompt, but for its last one, are in a row's cache, at
+        most, and that row's number."""
+        others = itertools.chain(self._kept.items(), self._inside.items())
+        found = (
+            (min(_common(prompt.tokens[:-1], row.tokens), row.computed), number)
+            for number, row in others
+            if row.prompt.adapter == prompt.adapter
+        )
+        return max(found, default=(0, 0))
 
     def _enter(self, row: _Row) -> int:
         import numpy as np
@@ -182,11 +196,10 @@ class Generator:
 
     def _begin_as_another(self, number: int, row: _Row) -> None:
         """Copy the first tokens' cache of the row that shares most, if any shares enough."""
-        others = itertools.chain(self._kept.items(), self._inside.items())
-        found = ((min(row.shared(other), other.computed), n) for n, other in others)
-        count, source = max(found, default=(0, 0))
+        count, source = self._beginning(row.prompt)
         if count >= LEAST_SHARED:
-            self.model.reuse(number, source, count)
+            self._reuses = self.model.reuse(number, source, count)
+            row.computed = count if self._reuses else 0
             if source in self._kept:
                 self._kept[source] = self._kept.pop(source)
 
@@ -234,6 +247,15 @@ class Rows:
         """Whether `prompt` may enter now; with no rows inside there is always room for one."""
         return self._generator._has_room(self._rows.values(), prompt)
 
+    def worth_waiting(self, prompt: Prompt) -> bool:
+        """Whether a row inside computes most of `prompt` now, which is in no cache yet: it takes
+        these tokens from there if it enters later."""
+        return (
+            self._generator._reuses
+            and any(row.will_have(prompt) for row in self._rows.values())
+            and self._generator._beginning(prompt)[0] < _worth(prompt)
+        )
+
     def enter(self, index: int, prompt: Prompt) -> None:
         """Let a row enter; its tokens have `index` as their row."""
         row = _Row(index, prompt)
@@ -275,20 +297,12 @@ class _Row:
         self.index, self.prompt, self.computed = index, prompt, 0
         self.tokens = [int(token) for token in prompt.tokens]
 
-    def shared(self, other: _Row) -> int:
-        """Return how many first tokens, but for its last one, another row has too."""
-        if other.prompt.adapter != self.prompt.adapter:
-            return 0
-        return _common(self.tokens[:-1], other.tokens)
-
-    def computes_most_of(self, prompt: Prompt) -> bool:
-        """Whether it computes its prompt, of which half is half of another one: it is worth waiting
-        for."""
-        own = self.prompt.tokens
-        if self.computed or prompt.adapter != self.prompt.adapter:
+    def will_have(self, prompt: Prompt) -> bool:
+        """Whether it still computes its prompt, half of which is half of another one."""
+        own, least = self.prompt.tokens, _worth(self.prompt, prompt)
+        if self.computed >= len(own) or prompt.adapter != self.prompt.adapter:
             return False
-        least = max(LEAST_SHARED, len(own) // 2, len(prompt.tokens) // 2)
-        return len(own) > least and _common(own, prompt.tokens) >= least
+        return _common(own, prompt.tokens[:-1]) >= least
 
     def choose(self, logits_V: Floats, log_probs: bool) -> Token:
         """Choose the next token and append it."""
@@ -308,6 +322,11 @@ class _Row:
             return Token(self.index, token, None, finish)
         top = top_log_probs(logits_V, self.prompt.top or 0)
         return Token(self.index, token, log_prob(logits_V, token), finish, top)
+
+
+def _worth(*prompts: Prompt) -> int:
+    """Return how many common first tokens are worth waiting for: half of the longest prompt."""
+    return max(LEAST_SHARED, *(len(prompt.tokens) // 2 for prompt in prompts))
 
 
 def _common(tokens: Sequence[int], others: Sequence[int]) -> int:

@@ -118,9 +118,9 @@ class TorchModel(Model):
         with self._generating():
             return self._running().advance(tokens)
 
-    def reuse(self, row: int, source: int, count: int) -> None:
+    def reuse(self, row: int, source: int, count: int) -> bool:
         with self._generating():
-            self._running().reuse(row, source, count)
+            return self._running().reuse(row, source, count)
 
     def remove(self, row: int) -> None:
         self._running().remove(row)

@@ -139,12 +139,14 @@ class RunningBatch:
         prompt = [int(token) for token in tokens_T]
         self._rows[row] = _Row(adapter, prompt, self._forward.new_cache())
 
-    def reuse(self, row: int, source: int, count: int) -> None:
+    def reuse(self, row: int, source: int, count: int) -> bool:
         """Copy the first tokens' cache of another row, where rows are computed together."""
         cache = self._rows[row].cache
-        if isinstance(cache, RowCache):
-            cache.begin_as(self._rows[source].cache, count)
-            del self._rows[row].prompt[:count]
+        if not isinstance(cache, RowCache):
+            return False
+        cache.begin_as(self._rows[source].cache, count)
+        del self._rows[row].prompt[:count]
+        return True
 
     def remove(self, row: int) -> None:
         """Let a row leave, and free its cache."""

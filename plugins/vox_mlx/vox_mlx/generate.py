@@ -70,15 +70,17 @@ class Generation:
         """Let a row enter, with its prompt still to be computed."""
         self._rows[row] = _Row(adapter, len(tokens_T), tokens_T, self._new_cache())
 
-    def reuse(self, row: int, source: int, count: int) -> None:
+    def reuse(self, row: int, source: int, count: int) -> bool:
         """Copy the first tokens' cache of another row, where caches can be cut anywhere."""
         cache = self._rows[source].cache
         for lane in self._lanes.values():
             if source in lane.rows:
                 cache = _extracted(lane.cache, lane.rows.index(source), len(lane.rows))
-        if can_be_cut(cache):
-            self._rows[row].cache = repeated(cache, 1, count)
-            self._rows[row].left_T = self._rows[row].left_T[count:]
+        if not can_be_cut(cache):
+            return False
+        self._rows[row].cache = beginning(cache, count)
+        self._rows[row].left_T = self._rows[row].left_T[count:]
+        return True
 
     def length(self, row: int) -> int:
         """Return the number of tokens of a row."""
@@ -165,17 +167,15 @@ def can_be_cut(cache: Cache) -> bool:
     return all(type(layer) is KVCache for layer in cache)
 
 
-def repeated(cache: Cache | None, rows: int, count: int | None = None) -> Cache | None:
-    """Return a copy of the first `count` tokens, or all, of a row's cache for each of some rows."""
-    if cache is None:
-        return None
+def beginning(cache: Cache, count: int, rows: int = 1) -> Cache:
+    """Return a copy of the first `count` tokens of a row's cache, for each of some rows."""
     copies: Cache = [type(layer)() for layer in cache]
     for copy, layer in zip(copies, cache, strict=True):
-        copy.offset = layer.offset if count is None else count
-        copy.keys, copy.values = (
-            mx.repeat(each[..., : copy.offset, :], rows, axis=0)
-            for each in (layer.keys, layer.values)
-        )
+        if layer.keys is not None:  # of a layer that attends
+            copy.offset = count
+            copy.keys, copy.values = (
+                mx.repeat(each[..., :count, :], rows, axis=0) for each in (layer.keys, layer.values)
+            )
     return copies
 
 

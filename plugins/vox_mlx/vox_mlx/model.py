@@ -19,7 +19,7 @@ from mlx import nn
 
 from vox_core.contract import AdapterState, Batch, Model, padded_groups
 from vox_mlx.base import require_window
-from vox_mlx.generate import Generation, can_be_cut, repeated
+from vox_mlx.generate import Generation, beginning, can_be_cut
 from vox_mlx.inject import Adapters, Values
 from vox_mlx.loss import Rows, begun_alike, choose_at_head, nll, rows
 
@@ -78,10 +78,13 @@ class MlxModel(Model):
         if seed is None and self._settles and can_be_cut(self._new_cache()):
             families = begun_alike(batch)
         for begun, documents in families:
-            cache = self._beginning(adapter, batch.tokens_T[documents[0]][:begun])
+            cache = self._prefilled(adapter, batch.tokens_T[documents[0]][:begun])
             rest = [slice(each.start + begun, each.stop) for each in documents]
             for part, positions_K, key in self._parts(batch, rest, seed):
-                nll_K = self._nll(adapter, part, key, repeated(cache, len(part.tokens_NL)))
+                after = cache and beginning(cache, begun, len(part.tokens_NL))
+                for layer in after or ():
+                    layer.step = 1  # else the cache of each row grows by 256 tokens
+                nll_K = self._nll(adapter, part, key, after)
                 log_probs_T[positions_K] = -np.array(nll_K)[: len(positions_K)]
         return log_probs_T
 
@@ -103,8 +106,8 @@ class MlxModel(Model):
             require_window(self._config, self._generation.length(row) + 1)
         return self._generation.advance(tokens)
 
-    def reuse(self, row: int, source: int, count: int) -> None:
-        self._generation.reuse(row, source, count)
+    def reuse(self, row: int, source: int, count: int) -> bool:
+        return self._generation.reuse(row, source, count)
 
     def remove(self, row: int) -> None:
         self._generation.remove(row)
@@ -131,7 +134,7 @@ class MlxModel(Model):
         self._adapters.choose([adapter])
         self._adapters.dropout.begin(key, self._modules[adapter])
 
-    def _beginning(self, adapter: str | None, tokens_T: Ints) -> list[Any] | None:
+    def _prefilled(self, adapter: str | None, tokens_T: Ints) -> list[Any] | None:
         """Return the cache of a row with these tokens; None without any."""
         if not len(tokens_T):
             return None

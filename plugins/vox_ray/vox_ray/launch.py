@@ -261,7 +261,8 @@ def _trainer(task: Task, max_restarts: int) -> Any:
             note_lost(task.folder, worker_exceptions)
 
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # else a folder of the run stays on each node
-    os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(_SILENCE)  # else ten minutes
+    # Else ten minutes.
+    os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", str(_SILENCE))
     return TorchTrainer(
         work,
         train_loop_config={"task": task},
