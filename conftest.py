@@ -1,4 +1,4 @@
-"""What the tests of every distribution here share: which of them this machine can run, that none of
+"""Shared by the tests of every distribution here: which of them this machine can run, that none of
 them reads what the user has disabled, and that every line of telemetry which a run of theirs writes
 is what docs/reference/telemetry.schema.json says.
 
@@ -62,7 +62,7 @@ def _hardware_is_looked_at_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def told_well() -> Callable[[Any], list[str]]:
-    """What is wrong with a line of telemetry, as an object; empty if nothing."""
+    """Faults of a line of telemetry, as an object."""
     from jsonschema import Draft202012Validator
 
     schema = json.loads(SCHEMA.read_text())
@@ -98,7 +98,7 @@ def _telemetry_as_in_its_schema(
 
 @pytest.fixture(scope="session", autouse=True)
 def _every_line_as_in_the_schema(told_well: Callable[[Any], list[str]]) -> Iterator[None]:
-    """Those that a run in a test's own process writes, wherever its folder is."""
+    """Of a run in a test's own process, wherever its folder is."""
     from vox_core.run import telemetry
 
     line_of = telemetry.line_of

@@ -58,7 +58,7 @@ PREDICTED = (
 
 @dataclass(frozen=True)
 class Wire:
-    """What sends and adds gradients: seconds per message, and bytes per second."""
+    """Seconds per message, and bytes per second that are sent and that are added."""
 
     latency: float
     sent: float

@@ -90,14 +90,10 @@ class HookSpecs:
 
     @hookspec(firstresult=True)
     def vox_near_duplicates(  # type: ignore[empty-body]
-        self,
-        texts: Iterable[str],
-        count: int,
-        threshold: float,
-        progress: Callable[[int, int], None],
+        self, texts: Iterable[str], count: int, threshold: float
     ) -> Ints:
         """Find near-duplicate texts: int64 (P, 2), each a text and an earlier one. `threshold` is a
-        Jaccard similarity; `progress` takes the numbers of texts done and in total."""
+        Jaccard similarity."""
 
     @hookspec(firstresult=True)
     def vox_write_model(self, job: WriteModelJob) -> None:

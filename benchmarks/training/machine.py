@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Its name, and what it has for bfloat16: names of virtual processors tell little."""
+    """Its name and its bfloat16 instructions, since names of virtual processors say little."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.is_file():
         return platform.processor()

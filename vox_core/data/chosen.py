@@ -179,7 +179,6 @@ def _near_pairs(
             texts=chain(train.texts(used_N), valid.texts(used_V)),
             count=len(said_K2),
             threshold=threshold,
-            progress=lambda _done, _count: None,
         )
         pairs_P2 = _checked(found, len(said_K2), finder)
         write_arrays(folder / _NEAR_FILE, {"pairs_P2": pairs_P2}, None)

@@ -34,7 +34,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def near_pairs(texts: Any, count: int, threshold: float) -> Any:
-    return near.near_duplicates(texts, count, threshold, lambda _done, _count: None)
+    return near.near_duplicates(texts, count, threshold)
 
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

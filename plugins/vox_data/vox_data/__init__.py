@@ -5,7 +5,7 @@ The hooks are below; the commands are in cli.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vox_core.hookspecs import hookimpl
@@ -22,9 +22,7 @@ def vox_open_rows(reference: str) -> RowStream:
 
 
 @hookimpl
-def vox_near_duplicates(
-    texts: Iterable[str], count: int, threshold: float, progress: Callable[[int, int], None]
-) -> Ints:
+def vox_near_duplicates(texts: Iterable[str], count: int, threshold: float) -> Ints:
     from vox_data.near_duplicates import near_duplicates
 
-    return near_duplicates(texts, count, threshold, progress)
+    return near_duplicates(texts, count, threshold)

@@ -328,7 +328,7 @@ def _finished(
     rest = [at for at, reason in enumerate(reasons) if reason is None]
     if recipe.near and rest:
         texts = [f"{lines[at]['row']['prompt']}\n{lines[at]['answer']}" for at in rest]
-        for at, _ in near_duplicates(texts, len(texts), recipe.near, lambda *_: None).tolist():
+        for at, _ in near_duplicates(texts, len(texts), recipe.near).tolist():
             reasons[rest[at]] = "near duplicate"
     made = [
         {

@@ -14,7 +14,7 @@ Shape legend: K rows that are compared; S sequences of a row; H permutations; B 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Hashes: TypeAlias = NDArray[np.uint32]
     Pairs: TypeAlias = NDArray[np.int64]
-
-Progress: TypeAlias = Callable[[int, int], None]
 
 _PERMUTATIONS = 128
 _SEED = 1
@@ -44,15 +42,12 @@ _FACTORS = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D], np.uint64)
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
-def near_duplicates(
-    texts: Iterable[str], count: int, threshold: float, progress: Progress
-) -> Pairs:
+def near_duplicates(texts: Iterable[str], count: int, threshold: float) -> Pairs:
     """Texts that say nearly the same as an earlier one.
 
     Args:
         texts: `count` of them.
         threshold: Jaccard similarity, estimated.
-        progress: called with texts done and all.
 
     Returns:
         int64 [P, 2]: the number of the text, and of the earlier one, which stays.
@@ -67,7 +62,6 @@ def near_duplicates(
         for number, band in enumerate(bands):
             bucket_KB[some, number] = _mixed(hashes_KH[:, band])
         done += len(hashes_KH)
-        progress(done, count)
     assert done == count
     return _compare(low_KH, _shared(bucket_KB), threshold)
 

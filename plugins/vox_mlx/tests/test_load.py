@@ -129,8 +129,13 @@ def test_documents_beyond_a_window_that_mlx_lm_leaves_out_are_refused():
         require_window(config, 9)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_5"])
-def test_tokens_before_several_answers_are_computed_once(tmp_path, family, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "method", "targets"),
+    [("llama", "lora", 1), ("llama", "dora", 2), ("gemma3", "lora", 1), ("qwen3_5", "lora", 1)],
+)
+def test_tokens_before_several_answers_are_computed_once(
+    tmp_path, family, method, targets, monkeypatch
+):
     """Where a cache can be cut; the numbers are those of documents one by one."""
     rng = np.random.default_rng(0)
     first, other = rng.integers(5, 90, (2, 40))
@@ -139,10 +144,17 @@ def test_tokens_before_several_answers_are_computed_once(tmp_path, family, monke
     wanted = [np.arange(len(each)) >= 39 for each in some]
     parts = [np.concatenate(each) for each in (some, wanted)]
     nothing_T, starts_D = np.zeros(len(parts[0]), np.float32), np.array([0, 42, 87, 130])
-    batch = Batch(parts[0], np.roll(parts[0], -1), nothing_T, starts_D, parts[1])
+    if targets == 1:
+        batch = Batch(parts[0], np.roll(parts[0], -1), nothing_T, starts_D, parts[1])
+    else:
+        several = (np.stack([each, each], 1) for each in (parts[0], nothing_T, parts[1]))
+        targets_TM, nothing_TM, scored_TM = several
+        batch = Batch(parts[0], np.roll(targets_TM, -1, 0), nothing_TM, starts_D, scored_TM)
     model = make_model(family, tmp_path / family)
     loaded = backend.vox_load(LoadJob(model, "fp32"), None)
-    loaded.add_adapter("one", jobs.stirred(jobs.start(model, jobs.plan(model))).adapter)
+    loaded.add_adapter(
+        "one", jobs.stirred(jobs.start(model, jobs.plan(model, method=method))).adapter
+    )
     counts, compute = [], type(loaded)._nll
 
     def counted(self, adapter, part, *others):

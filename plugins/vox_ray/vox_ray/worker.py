@@ -212,7 +212,9 @@ def note_lost(folder: Path, failures: Mapping[int, Exception]) -> None:
         # Else Ray waits half a minute for torch in a worker that hangs, before it ends all.
         os.environ["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"] = "1"
         for newest in attempts(folder)[-1:]:
-            (newest / LOST_WORKERS).write_text("; ".join(lost))
+            new = newest / f"{LOST_WORKERS}.new"  # the launcher reads it at any time
+            new.write_text("; ".join(lost))
+            new.replace(newest / LOST_WORKERS)
 
 
 def cause(failure: Exception) -> Exception:

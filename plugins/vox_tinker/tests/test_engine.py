@@ -8,17 +8,15 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pytest
 
 from vox_core.api.generating import Generator as Rows
 from vox_core.api.generating import Prompt, Sampling
 from vox_core.contract import Batch, RowByRow
 from vox_tinker.engine import Engine, Row, Steps
-
-if TYPE_CHECKING:
-    import pytest
 
 MOST = 10
 
@@ -157,3 +155,36 @@ def test_a_row_without_numbers_fails_alone() -> None:
         assert all(left.acquire(timeout=60) for _ in range(2))
     assert (len(good.tokens), good.failed) == (3, "")
     assert bad.failed == "sampling failed: the model's logits are not numbers"
+
+
+class Reusing(Flat):
+    """Has no memory for prompts of five tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered: list[int] = []
+
+    def insert(self, row: int, tokens_T: Any, adapter: str | None = None) -> None:
+        if len(tokens_T) == 5:
+            raise MemoryError
+        self.entered.append(len(tokens_T))
+        super().insert(row, tokens_T, adapter)
+
+    def reuse(self, row: int, source: int, count: int) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("other", "failed"), [(3, [False] * 3), (5, [True, False, True])])
+def test_a_row_that_waits_for_its_beginning_holds_up_no_other(
+    other: int, failed: list[bool]
+) -> None:
+    """And is computed even if others fail meanwhile."""
+    made, left, model = base(Trainer()), threading.Semaphore(0), Reusing()
+    made.generator = Rows(model)
+    sampling = Sampling(max_tokens=3)
+    rows = [Row(Prompt([1] * size, sampling), left.release) for size in (40, 40, other)]
+    with closing(Engine(made)) as engine:
+        engine.run(lambda: engine.sample(rows))
+        assert all(left.acquire(timeout=60) for _ in rows)
+    assert [bool(row.failed) for row in rows] == failed
+    assert model.entered == ([40, 3, 40] if other == 3 else [40, 40])

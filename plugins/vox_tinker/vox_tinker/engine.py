@@ -157,17 +157,19 @@ class Engine:
             self._rows.leave(number)
             self._running.pop(number).finished()
         later = list[Row]()
-        while self._queue and self._rows.has_room(self._queue[0].prompt):
-            row = self._queue.popleft()
-            if row.cancelled:
-                row.finished()
-            elif self._rows.worth_waiting(row.prompt):
-                later.append(row)
-            else:
-                number = next(self._numbers)
-                self._running[number] = row
-                self._rows.enter(number, row.prompt)
-        self._queue.extendleft(reversed(later))
+        try:
+            while self._queue and self._rows.has_room(self._queue[0].prompt):
+                row = self._queue.popleft()
+                if row.cancelled:
+                    row.finished()
+                elif self._rows.worth_waiting(row.prompt):
+                    later.append(row)
+                else:
+                    number = next(self._numbers)
+                    self._running[number] = row
+                    self._rows.enter(number, row.prompt)
+        finally:
+            self._queue.extendleft(reversed(later))
         for token in self._rows.step() if self._running else ():
             row = self._running[token.row]
             if token.error:
