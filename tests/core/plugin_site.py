@@ -34,7 +34,7 @@ class Loaded(RowByRow):
         pass
     def log_probs(self, batch, adapter=None, seed=None):
         return batch
-    def logits(self, tokens_T, adapter=None):
+    def logits(self, tokens_T, adapter=None, first=0):
         return tokens_T
     def close(self):
         pass

@@ -39,13 +39,13 @@ class Bigram(RowByRow, Trainer):
         self.accumulated: list[Batch] = []
         self.closed = False
 
-    def logits(self, tokens_T, adapter=None):
+    def logits(self, tokens_T, adapter=None, first=0):
         head_VH = self.head_VH
         if adapter is not None:
             state = self._adapter(adapter)
             module = state.modules[HEAD]
             head_VH = head_VH + state.scale(HEAD) * (module.B_OR @ module.A_RI).astype(np.float64)
-        return (self.embedding_VH[tokens_T] @ head_VH.T).astype(np.float32)
+        return (self.embedding_VH[tokens_T[first:]] @ head_VH.T).astype(np.float32)
 
     def log_probs(self, batch, adapter=None, seed=None):
         scores_TV = self.logits(batch.tokens_T, adapter).astype(np.float64)

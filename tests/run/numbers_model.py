@@ -24,9 +24,10 @@ class Numbers(RowByRow):
         self.inside: list[int] = []
         self.closed = False
 
-    def logits(self, tokens_T, adapter=None):
+    def logits(self, tokens_T, adapter=None, first=0):
         sums_T = np.cumsum((np.asarray(tokens_T) + 1) * np.arange(1, len(tokens_T) + 1))
-        rows = [np.random.default_rng([total, len(adapter or "")]) for total in sums_T.tolist()]
+        sums = sums_T[first:].tolist()
+        rows = [np.random.default_rng([total, len(adapter or "")]) for total in sums]
         return np.array([rng.normal(size=self.vocabulary) * 3 for rng in rows], np.float32)
 
     def insert(self, row, tokens_T, adapter=None) -> None:

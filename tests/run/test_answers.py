@@ -28,11 +28,11 @@ class Says(RowByRow):
     def __init__(self, tokens: list[int]) -> None:
         self.tokens, self.said = tokens, 0
 
-    def logits(self, tokens_T, adapter=None):
+    def logits(self, tokens_T, adapter=None, first=0):
         logits_TV = np.zeros((len(tokens_T), 300), np.float32)
         logits_TV[-1, self.tokens[self.said]] = 1
         self.said += 1
-        return logits_TV
+        return logits_TV[first:]
 
     add_adapter = remove_adapter = log_probs = close = None  # type: ignore[assignment]
 

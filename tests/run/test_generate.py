@@ -291,8 +291,8 @@ def test_rows_leave_when_a_step_fails() -> None:
 class Broken(Caching):
     """The adapter `bad` computes no numbers."""
 
-    def logits(self, tokens_T, adapter=None):
-        return super().logits(tokens_T, adapter) * (np.nan if adapter == "bad" else 1)
+    def logits(self, tokens_T, adapter=None, first=0):
+        return super().logits(tokens_T, adapter, first) * (np.nan if adapter == "bad" else 1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

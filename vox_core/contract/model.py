@@ -94,8 +94,9 @@ class Model(ABC):
         """
 
     @abstractmethod
-    def logits(self, tokens_T: Ints, adapter: str | None = None) -> Floats:
-        """Return float32 logits (T, V) of one document."""
+    def logits(self, tokens_T: Ints, adapter: str | None = None, first: int = 0) -> Floats:
+        """Return float32 logits (T - first, V) of one document, from position
+        `first` on, which is below T."""
 
     @abstractmethod
     def insert(self, row: int, tokens_T: Ints, adapter: str | None = None) -> None:
@@ -245,7 +246,7 @@ class RowByRow(Model):
     def _last_logits(self, tokens: list[int], adapter: str | None) -> Floats:
         import numpy as np
 
-        logits_V: Floats = self.logits(np.array(tokens, np.int64), adapter)[-1]
+        logits_V: Floats = self.logits(np.array(tokens, np.int64), adapter, len(tokens) - 1)[0]
         return logits_V
 
     @cached_property

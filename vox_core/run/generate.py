@@ -308,7 +308,7 @@ class _Row:
         """Choose the next token and append it."""
         if math.isnan(logits_V.max()):  # argmax would choose such a token
             self.computed = 0  # no other row begins with this cache
-            return Token(self.index, 0, None, None, error=_no_numbers(self.tokens))
+            return Token(self.index, 0, None, None, error=no_numbers(self.tokens))
         generated = len(self.tokens) - len(self.prompt.tokens)
         allowed_V = self.prompt.allowed(len(logits_V)) if self.prompt.allowed else None
         token = next_token(logits_V, self.prompt.sampling, self.tokens, generated, allowed_V)
@@ -335,7 +335,8 @@ def _common(tokens: Sequence[int], others: Sequence[int]) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(tokens), len(others)))
 
 
-def _no_numbers(tokens: Sequence[int]) -> TrainingError:
+def no_numbers(tokens: Sequence[int]) -> TrainingError:
+    """Return the error for NaN logits behind these tokens of a row."""
     return TrainingError(
         "T001",
         "the model's logits are not numbers",

@@ -33,17 +33,18 @@ from vox_core.run.generate import (
     Token,
     cache_bytes,
     most_rows,
+    no_numbers,
 )
 from vox_core.run.inputs import choose_for
 from vox_core.run.plan import positions, resolve_dtype, settled_quant
 from vox_core.run.reference import ModelReference, adapter_digest, resolve_reference
-from vox_core.run.sampling import Sampling
+from vox_core.run.sampling import Sampling, log_prob
 from vox_core.weights import Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from vox_core.contract import Bools, ExecutionPlan, Floats
+    from vox_core.contract import ExecutionPlan, Floats
     from vox_core.run.inputs import RunInputs
 
 ADAPTER = "adapter"
@@ -84,18 +85,6 @@ class Reply:
     finish_reason: Finish
     tokens: Sequence[int] = ()
     log_probs: Sequence[float] = ()
-
-
-def _only(tokens: Sequence[int]) -> Callable[[int], Bools]:
-    """Return a mask for each token in turn, which allows nothing else."""
-    left = iter(tokens)
-
-    def allowed(count: int) -> Bools:
-        import numpy as np
-
-        return np.isin(np.arange(count), [next(left)])
-
-    return allowed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,23 +189,18 @@ class OpenModel:
     ) -> list[tuple[list[float], bool]]:
         """Return, for each prompt with a given answer, log p of the answer's tokens, and whether
         each of them is the most likely one."""
-        found: list[list[Token]] = [[] for _ in pairs]
-        prompts = (
-            Prompt(
-                tokens,
-                Sampling(max_tokens=len(answer)),
-                adapter=self._adapter,
-                top=1,
-                allowed=_only(answer),
-            )
-            for tokens, answer in pairs
-        )
-        for token in self._generator.generate(prompts, log_probs=True):
-            found[token.row].append(token)
-        return [
-            ([each.log_prob or 0.0 for each in row], all(each.id == each.top[0][0] for each in row))
-            for row in found
-        ]
+        import numpy as np
+
+        found = []
+        for tokens, answer in pairs:
+            document_T = np.array([*tokens, *answer[:-1]], np.int64)
+            logits_KV = self._generator.model.logits(document_T, self._adapter, len(tokens) - 1)
+            if np.isnan(logits_KV.max()):
+                raise no_numbers(tokens)
+            scores = zip(logits_KV, answer, strict=True)
+            greedy = bool((logits_KV.argmax(1) == answer).all())
+            found.append(([log_prob(logits_V, token) for logits_V, token in scores], greedy))
+        return found
 
     def log_probs(self, batch: Batch) -> Floats:
         """Return log p(target), float32 (T,): where `batch.scored_T`, and 0 elsewhere."""

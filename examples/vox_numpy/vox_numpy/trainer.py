@@ -48,8 +48,9 @@ class NumpyModel(Model):
         log_probs_T, _ = self._scores(batch, adapter, seed)
         return log_probs_T.astype(np.float32, copy=False)
 
-    def logits(self, tokens_T: Array, adapter: str | None = None) -> Array:
-        return Pass(self._llama, self._adapters[adapter], tokens_T).logits().astype(np.float32)
+    def logits(self, tokens_T: Array, adapter: str | None = None, first: int = 0) -> Array:
+        last = len(tokens_T) - first
+        return Pass(self._llama, self._adapters[adapter], tokens_T).logits(last).astype(np.float32)
 
     def insert(self, row: int, tokens_T: Array, adapter: str | None = None) -> None:
         self._rows[row] = self._adapters[adapter], tokens_T.tolist(), {}

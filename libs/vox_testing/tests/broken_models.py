@@ -117,7 +117,9 @@ def named(change: Callable[[str | None], str | None]) -> dict[str, Any]:
         "log_probs": lambda right, batch, adapter=None, seed=None: right.log_probs(
             batch, change(adapter), seed
         ),
-        "logits": lambda right, tokens_T, adapter=None: right.logits(tokens_T, change(adapter)),
+        "logits": lambda right, tokens_T, adapter=None, first=0: right.logits(
+            tokens_T, change(adapter), first
+        ),
         "insert": lambda right, row, tokens_T, adapter=None: right.insert(
             row, tokens_T, change(adapter)
         ),

@@ -122,11 +122,27 @@ RESULTS: dict[str, Mutant] = {
     ),
     "logits are float64": Mutant(
         "test_logits_are_float32_of_each_position",
-        load=answering(logits=lambda right, *args: right.logits(*args).astype(np.float64)),
+        load=answering(
+            logits=lambda right, *args, **more: right.logits(*args, **more).astype(np.float64)
+        ),
     ),
     "logits of the last position alone": Mutant(
         "test_logits_are_float32_of_each_position",
         load=answering(logits=lambda right, *args: right.logits(*args)[-1:]),
+    ),
+    "logits of all positions always": Mutant(
+        "test_logits_of_the_last_positions_are_those_of_all",
+        load=answering(
+            logits=lambda right, tokens_T, adapter=None, first=0: right.logits(tokens_T)
+        ),
+    ),
+    "logits of the first positions": Mutant(
+        "test_logits_of_the_last_positions_are_those_of_all",
+        load=answering(
+            logits=lambda right, tokens_T, adapter=None, first=0: right.logits(tokens_T)[
+                : len(tokens_T) - first
+            ]
+        ),
     ),
     "a streamed load ignores the adapter": Mutant(
         "test_streamed_logits_are_the_references",

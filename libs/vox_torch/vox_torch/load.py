@@ -101,12 +101,15 @@ class TorchModel(Model):
         with torch.inference_mode():
             return self._loss.log_probs(batch, once=True).spread(len(batch.tokens_T))
 
-    def logits(self, tokens_T: Ints, adapter: str | None = None) -> Floats:
+    def logits(self, tokens_T: Ints, adapter: str | None = None, first: int = 0) -> Floats:
         self._set_up(adapter)
+        count = len(tokens_T) - first
         with self._generating(), torch.inference_mode():
-            out = self._adapters.base(input_ids=self._ids(tokens_T), use_cache=False)
-        logits_TV: Floats = out.logits[0].float().cpu().numpy()
-        return logits_TV
+            out = self._adapters.base(
+                input_ids=self._ids(tokens_T), use_cache=False, logits_to_keep=count
+            )
+        logits_KV: Floats = out.logits[0, -count:].float().cpu().numpy()
+        return logits_KV
 
     def insert(self, row: int, tokens_T: Ints, adapter: str | None = None) -> None:
         self._select(None)

@@ -236,8 +236,10 @@ class MasterAdamW:
         self._masters = [at_least_float32(p.detach()) for p in self._parameters]
         pairs = zip(self._parameters, self._masters, strict=True)
         self._rounded = [(p, m) for p, m in pairs if p.dtype != m.dtype]
-        for master in self._masters:
-            master.grad = torch.zeros_like(master)
+        count = sum(master.numel() for master in self._masters)
+        self._gradients = self._masters[0].new_zeros(count)
+        for master, gradient in zip(self._masters, self._parts(self._gradients), strict=True):
+            master.grad = gradient
         self._whole = start.adapter.method == "full"
         decayed = [not self._whole or master.ndim > 1 for master in self._masters]
         made = AdamW8Bit if kind == "adamw-8bit" else AdamW
@@ -250,17 +252,17 @@ class MasterAdamW:
         them for `update`."""
         import torch
 
-        if self._ranks and self._ranks.world.rank:
-            self._kept.append(self._flat([p.grad for p in self._parameters]) * factor)
-            self.drop()
-            return
+        kept = self._ranks is not None and self._ranks.world.rank > 0
+        total = torch.zeros_like(self._gradients) if kept else self._gradients
         pairs = [
-            (m.grad, p.grad)
-            for p, m in zip(self._parameters, self._masters, strict=True)
+            (part, p.grad)
+            for p, part in zip(self._parameters, self._parts(total), strict=True)
             if p.grad is not None
         ]
         totals, gradients = zip(*pairs, strict=True)
         torch._foreach_add_(totals, gradients, alpha=factor)
+        if kept:
+            self._kept.append(total.cpu())
         self.drop()
 
     def is_finite(self) -> bool:
@@ -277,9 +279,7 @@ class MasterAdamW:
 
     def forget(self) -> None:
         """Drop all gradients."""
-        import torch
-
-        torch._foreach_zero_([m.grad for m in self._masters])
+        self._gradients.zero_()
         self._kept.clear()
         self.drop()
 
@@ -293,12 +293,9 @@ class MasterAdamW:
         """
         import torch
 
-        gradients = [m.grad for m in self._masters]
         if self._ranks:
-            total = self._ranks.gather_sum(self._flat(gradients), self._kept)
-            parts = total.split([gradient.numel() for gradient in gradients])
-            for gradient, part in zip(gradients, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
+            self._gradients.copy_(self._ranks.gather_sum(self._gradients.cpu(), self._kept))
+        gradients = [m.grad for m in self._masters]
         torch._foreach_mul_(gradients, 1 / update.total_weight)
         norm: float = torch.nn.utils.get_total_norm(gradients).item()
         if math.isfinite(norm):
@@ -312,13 +309,10 @@ class MasterAdamW:
         self.forget()
         return norm
 
-    def _flat(self, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """Return gradients in one piece on the host, in the masters' dtype; zeros for None."""
-        import torch
-
-        pairs = zip(gradients, self._masters, strict=True)
-        parts = [torch.zeros_like(m) if g is None else g.to(m.dtype) for g, m in pairs]
-        return torch.cat([part.flatten() for part in parts]).cpu()
+    def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the masters' parts of gradients in one piece, shaped as they are."""
+        parts = flat.split([master.numel() for master in self._masters])
+        return [part.view_as(m) for part, m in zip(parts, self._masters, strict=True)]
 
     def _count_from(self, number: int) -> None:
         """Make the next update the one with this number, for the bias correction."""

@@ -118,8 +118,9 @@ class BackendScorer:
         self.name, self._model, self._adapter, self._stops = name, model, adapter, stops
 
     def log_probs(self, tokens: Sequence[int], last: int, vocabulary: int) -> Floats:
-        logits_TV = self._model.logits(np.asarray(tokens, np.int64), self._adapter)
-        x_NV = logits_TV[-last - 1 : -1, :vocabulary].astype(np.float64)
+        read_T = np.asarray(tokens[:-1], np.int64)
+        logits_NV = self._model.logits(read_T, self._adapter, len(read_T) - last)
+        x_NV = logits_NV[:, :vocabulary].astype(np.float64)
         x_NV -= x_NV.max(-1, keepdims=True)
         log_NV: Floats = x_NV - np.log(np.exp(x_NV).sum(-1, keepdims=True))
         return log_NV

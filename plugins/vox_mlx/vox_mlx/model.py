@@ -88,13 +88,13 @@ class MlxModel(Model):
                 log_probs_T[positions_K] = -np.array(nll_K)[: len(positions_K)]
         return log_probs_T
 
-    def logits(self, tokens_T: Ints, adapter: str | None = None) -> Floats:
+    def logits(self, tokens_T: Ints, adapter: str | None = None, first: int = 0) -> Floats:
         require_window(self._config, len(tokens_T))
         self._ready([adapter])
         self._begin(adapter)
-        self._chosen.index_K = None
-        logits_TV = self._model(mx.array(tokens_T)[None])[0]
-        copy: Floats = np.array(logits_TV.astype(mx.float32))
+        self._chosen.index_K = mx.arange(first, len(tokens_T))
+        logits_KV = self._model(mx.array(tokens_T)[None])
+        copy: Floats = np.array(logits_KV.astype(mx.float32))
         return copy
 
     def insert(self, row: int, tokens_T: Ints, adapter: str | None = None) -> None:

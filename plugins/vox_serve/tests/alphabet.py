@@ -47,7 +47,7 @@ class Alphabet(RowByRow):
             raise RuntimeError("out of memory")
         return super().advance(tokens)
 
-    def logits(self, tokens_T, adapter=None):
+    def logits(self, tokens_T, adapter=None, first=0):
         place = (int(tokens_T[-1]) - self.first + 1) % 26
         logits_1V = np.eye(1, self.vocabulary, self.first + place, dtype=np.float32)
         return logits_1V * (np.nan if adapter == "bad" else 1)

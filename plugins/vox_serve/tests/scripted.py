@@ -45,7 +45,7 @@ class Scripted(RowByRow):
         logits_V[self.script[place] if place < len(self.script) else self.end] = 9
         return logits_V
 
-    def logits(self, tokens_T, adapter=None):
+    def logits(self, tokens_T, adapter=None, first=0):
         return np.zeros((1, self.vocabulary), np.float32)
 
     def add_adapter(self, name, adapter) -> None:

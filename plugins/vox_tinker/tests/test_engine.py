@@ -134,7 +134,7 @@ def test_a_job_that_raises_ends_alone() -> None:
 class Flat(RowByRow):
     """All tokens are equally likely; the adapter `bad` computes no numbers."""
 
-    def logits(self, tokens_T: Any, adapter: str | None = None) -> Any:
+    def logits(self, tokens_T: Any, adapter: str | None = None, first: int = 0) -> Any:
         return np.full((1, 8), np.nan if adapter == "bad" else 0, np.float32)
 
     def add_adapter(self, name: str, adapter: Any) -> None:

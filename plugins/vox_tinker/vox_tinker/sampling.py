@@ -217,9 +217,11 @@ class SampleWork:
 
     def _prompt_best(self, adapter: str | None) -> list[list[tuple[int, float]]]:
         """Return the most likely tokens at each of the prompt's tokens that is scored."""
-        logits_PV = self.base.trainer.logits(np.array(self.tokens, np.int64), adapter)
-        found: list[list[tuple[int, float]]] = [[] for _ in range(len(self.tokens) - self.scored)]
-        for logits_V in logits_PV[len(self.tokens) - 1 - self.scored : -1].astype(np.float64):
+        tokens_P, first = np.array(self.tokens[:-1], np.int64), len(self.tokens) - 1 - self.scored
+        found: list[list[tuple[int, float]]] = [[] for _ in range(first + 1)]
+        if not self.scored:
+            return found
+        for logits_V in self.base.trainer.logits(tokens_P, adapter, first).astype(np.float64):
             best = np.argsort(-logits_V, kind="stable")[: self.prompt_top]
             norm = logits_V.max() + np.log(np.exp(logits_V - logits_V.max()).sum())
             found.append([(int(each), float(logits_V[each] - norm)) for each in best])

@@ -43,6 +43,16 @@ def test_logits_are_float32_of_each_position(vox_subject: Subject) -> None:
 
 
 @loads
+def test_logits_of_the_last_positions_are_those_of_all(vox_subject: Subject) -> None:
+    with vox_subject.loaded() as model:
+        whole_TV = model.logits(TOKENS)
+        for first in (1, len(TOKENS) - 1):
+            found = model.logits(TOKENS, first=first)
+            assert found.shape == whole_TV[first:].shape
+            assert relative(found, whole_TV[first:]) < vox_subject.tolerance.logits
+
+
+@loads
 def test_logits_are_the_references(vox_subject: Subject) -> None:
     """Logits of short texts and of one of 300 tokens equal the reference."""
     reference = Reference.of(vox_subject.model)
