@@ -56,6 +56,7 @@ def train(
             found=f"{settings.processes}, and this process is one of {world.size}",
             remedy="use vox train --processes N, or leave it out",
         )
+    tell("reading the model and the data …")
     plan = plan_run(settings, progress, tell=tell, pinned=pinned, world=world)
     if plan.ended:
         tell(f"the run has finished already ({plan.ended}); there is nothing to do")
