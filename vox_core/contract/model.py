@@ -98,6 +98,12 @@ class Model(ABC):
         """Return float32 logits (T - first, V) of one document, from position
         `first` on, which is below T."""
 
+    def logits_all(
+        self, documents: Sequence[tuple[Ints, int]], adapter: str | None = None
+    ) -> list[Floats]:
+        """`logits` of several documents, each with its own `first`, which may share a pass."""
+        return [self.logits(tokens_T, adapter, first) for tokens_T, first in documents]
+
     @abstractmethod
     def insert(self, row: int, tokens_T: Ints, adapter: str | None = None) -> None:
         """Let a row with a prompt of at least one token enter the running batch."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from vox_core import bounded_json, models
 from vox_core.config import GenerateSettings, LoadSettings, SamplingSettings
-from vox_core.contract import AdapterState, Batch, DType, LoadJob, Model, Notice
+from vox_core.contract import AdapterState, Batch, DType, LoadJob, Model, Notice, padded_groups
 from vox_core.data.audit import vocabulary_of
 from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_source
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from vox_core.run.inputs import RunInputs
 
 ADAPTER = "adapter"
+GIVEN_TOKENS = 256
+"""Of given answers and their prompts at once: as many as a CPU computes at full speed, since the
+logits of all of the answers' tokens exist together."""
 Message: TypeAlias = "Mapping[str, Any]"
 """`role` and `content`, and what else the chat template reads."""
 
@@ -191,16 +194,18 @@ class OpenModel:
         each of them is the most likely one."""
         import numpy as np
 
-        found = []
-        for tokens, answer in pairs:
-            document_T = np.array([*tokens, *answer[:-1]], np.int64)
-            logits_KV = self._generator.model.logits(document_T, self._adapter, len(tokens) - 1)
-            if np.isnan(logits_KV.max()):
-                raise no_numbers(tokens)
-            scores = zip(logits_KV, answer, strict=True)
-            greedy = bool((logits_KV.argmax(1) == answer).all())
-            found.append(([log_prob(logits_V, token) for logits_V, token in scores], greedy))
-        return found
+        documents = [np.array([*tokens, *answer[:-1]], np.int64) for tokens, answer in pairs]
+        found: dict[int, tuple[list[float], bool]] = {}
+        for group in padded_groups([len(each) for each in documents], GIVEN_TOKENS):
+            together = [(documents[index], len(pairs[index][0]) - 1) for index in group]
+            scores = self._generator.model.logits_all(together, self._adapter)
+            for index, logits_KV in zip(group, scores, strict=True):
+                tokens, answer = pairs[index]
+                if np.isnan(logits_KV.max()):
+                    raise no_numbers(tokens)
+                log_probs = list(map(log_prob, logits_KV, answer))
+                found[index] = log_probs, bool((logits_KV.argmax(1) == answer).all())
+        return [found[index] for index in range(len(pairs))]
 
     def log_probs(self, batch: Batch) -> Floats:
         """Return log p(target), float32 (T,): where `batch.scored_T`, and 0 elsewhere."""

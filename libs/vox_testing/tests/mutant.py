@@ -79,7 +79,7 @@ def _through(name: str) -> Callable[..., Any]:
     return method
 
 
-_METHODS = sorted({*Trainer.__abstractmethods__, "peak_memory"})
+_METHODS = sorted({*Trainer.__abstractmethods__, "logits_all", "peak_memory"})
 _Through: Any = type("_Through", (Trainer,), {name: _through(name) for name in _METHODS})
 
 

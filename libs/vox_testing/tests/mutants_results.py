@@ -136,6 +136,12 @@ RESULTS: dict[str, Mutant] = {
             logits=lambda right, tokens_T, adapter=None, first=0: right.logits(tokens_T)
         ),
     ),
+    "logits of several documents ignore the adapter": Mutant(
+        "test_logits_of_several_documents_are_those_of_each",
+        load=answering(
+            logits_all=lambda right, documents, adapter=None: right.logits_all(documents)
+        ),
+    ),
     "logits of the first positions": Mutant(
         "test_logits_of_the_last_positions_are_those_of_all",
         load=answering(

@@ -18,11 +18,12 @@ Shape legend: X any leading shape, I input features, O output features, P rows o
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -94,12 +95,9 @@ class TorchModel(Model):
     def log_probs(
         self, batch: Batch, adapter: str | None = None, seed: int | None = None
     ) -> Floats:
-        if self._loss is None:
-            self._set_up(adapter)
-            self._loss = self._layout()
-        self._set_up(adapter, documents=True)
+        loss = self._scoring(adapter)
         with torch.inference_mode():
-            return self._loss.log_probs(batch, once=True).spread(len(batch.tokens_T))
+            return loss.log_probs(batch, once=True).spread(len(batch.tokens_T))
 
     def logits(self, tokens_T: Ints, adapter: str | None = None, first: int = 0) -> Floats:
         self._set_up(adapter)
@@ -110,6 +108,22 @@ class TorchModel(Model):
             )
         logits_KV: Floats = out.logits[0, -count:].float().cpu().numpy()
         return logits_KV
+
+    def logits_all(
+        self, documents: Sequence[tuple[Ints, int]], adapter: str | None = None
+    ) -> list[Floats]:
+        loss = self._scoring(adapter)
+        if not isinstance(loss, Together):
+            return super().logits_all(documents, adapter)
+        lengths = np.array([len(tokens_T) for tokens_T, _ in documents])
+        tokens_T = np.concatenate([tokens_T for tokens_T, _ in documents])
+        scored_T = np.concatenate([np.arange(len(each)) >= first for each, first in documents])
+        none_T, starts_D = np.zeros(len(tokens_T), np.float32), lengths.cumsum() - lengths
+        with self._generating(), torch.inference_mode():
+            hidden_KH = loss.hidden(Batch(tokens_T, tokens_T, none_T, starts_D, scored_T))
+            logits_KV = loss.logits(hidden_KH[None])[0].float().cpu().numpy()
+        counts = [len(tokens_T) - first for tokens_T, first in documents]
+        return np.split(logits_KV, np.cumsum(counts)[:-1])
 
     def insert(self, row: int, tokens_T: Ints, adapter: str | None = None) -> None:
         self._select(None)
@@ -144,9 +158,14 @@ class TorchModel(Model):
         if self._by_row is not None:
             self._by_row.forget()
 
-    def _layout(self) -> Loss:
-        streamed = isinstance(self._adapters, Streamed)
-        return loss_of(self._adapters.base, self._device, rows=streamed)[0]
+    def _scoring(self, adapter: str | None) -> Loss:
+        """Set up to score documents; return their layout."""
+        if self._loss is None:
+            self._set_up(adapter)
+            streamed = isinstance(self._adapters, Streamed)
+            self._loss = loss_of(self._adapters.base, self._device, rows=streamed)[0]
+        self._set_up(adapter, documents=True)
+        return self._loss
 
     def _set_up(
         self, adapter: str | None, *, documents: bool = False, dropout: bool = False

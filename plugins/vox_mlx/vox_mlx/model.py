@@ -89,13 +89,23 @@ class MlxModel(Model):
         return log_probs_T
 
     def logits(self, tokens_T: Ints, adapter: str | None = None, first: int = 0) -> Floats:
-        require_window(self._config, len(tokens_T))
+        (logits_KV,) = self.logits_all([(tokens_T, first)], adapter)
+        return logits_KV
+
+    def logits_all(
+        self, documents: Sequence[tuple[Ints, int]], adapter: str | None = None
+    ) -> list[Floats]:
+        longest = max(len(tokens_T) for tokens_T, _ in documents)
+        require_window(self._config, longest)
+        tokens_NL, index = np.zeros((len(documents), longest), np.int32), []
+        for row, (tokens_T, first) in enumerate(documents):
+            tokens_NL[row, : len(tokens_T)] = tokens_T
+            index.append(row * longest + np.arange(first, len(tokens_T)))
         self._ready([adapter])
         self._begin(adapter)
-        self._chosen.index_K = mx.arange(first, len(tokens_T))
-        logits_KV = self._model(mx.array(tokens_T)[None])
-        copy: Floats = np.array(logits_KV.astype(mx.float32))
-        return copy
+        self._chosen.index_K = mx.array(np.concatenate(index))
+        logits_KV = np.array(self._model(mx.array(tokens_NL)).astype(mx.float32))
+        return np.split(logits_KV, np.cumsum([len(each) for each in index])[:-1])
 
     def insert(self, row: int, tokens_T: Ints, adapter: str | None = None) -> None:
         require_window(self._config, len(tokens_T))

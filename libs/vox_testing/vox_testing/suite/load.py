@@ -53,6 +53,19 @@ def test_logits_of_the_last_positions_are_those_of_all(vox_subject: Subject) -> 
 
 
 @loads
+def test_logits_of_several_documents_are_those_of_each(vox_subject: Subject) -> None:
+    adapter = effective(vox_subject)
+    documents = [(TOKENS[:9], 0), (TOKENS, 20), (TOKENS[5:6], 0), (TOKENS[::-1].copy(), 31)]
+    with vox_subject.loaded(adapter) as model:
+        for name in ("a", None):
+            found = model.logits_all(documents, name)
+            for logits_KV, (tokens_T, first) in zip(found, documents, strict=True):
+                expected = model.logits(tokens_T, name)[first:]
+                assert logits_KV.shape == expected.shape
+                assert relative(logits_KV, expected) < vox_subject.tolerance.logits
+
+
+@loads
 def test_logits_are_the_references(vox_subject: Subject) -> None:
     """Logits of short texts and of one of 300 tokens equal the reference."""
     reference = Reference.of(vox_subject.model)
