@@ -31,6 +31,8 @@ DEVIATIONS = 6.0
 # sees nothing but itself. In bfloat16 DoRA's gain is rounded: 0.15 of a column of that size seen,
 # where half of it decides between dropped and kept.
 VISIBLE = 1e-2
+# Of another seed on log-probabilities and gradients, relative. Seen in every dtype: 0.10 and 1.0.
+EFFECT = 3e-2
 
 
 @trains
@@ -42,9 +44,9 @@ def test_dropout_is_a_function_of_the_seed(vox_subject: Subject) -> None:
         trainer.discard(NAME)
         gradients = [gradient(trainer, some, seed=seed) for seed in (3, 4, 3)]
     assert relative(again, first) < vox_subject.tolerance.logits
-    assert relative(other, first) > 10 * vox_subject.tolerance.logits
+    assert relative(other, first) > EFFECT
     assert apart(gradients[2], gradients[0]) < vox_subject.tolerance.gradient
-    assert apart(gradients[1], gradients[0]) > 10 * vox_subject.tolerance.gradient
+    assert apart(gradients[1], gradients[0]) > EFFECT
     if vox_subject.on_cpu:
         assert np.array_equal(again, first)
         assert apart(gradients[2], gradients[0]) == 0
