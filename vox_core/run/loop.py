@@ -173,6 +173,10 @@ def _follow(
     """
     plan = session.plan
 
+    def stops() -> bool:
+        with before_update():
+            return learner.any_of(session.controller.stop_requested())
+
     def validate() -> None:
         with before_update():  # an error or an interrupt keeps the state
             validation = source.validation(learner)
@@ -181,7 +185,7 @@ def _follow(
     if _is_unvalidated(session, learner.step):
         validate()
     evaluate()  # after a kill, completes what is there
-    if session.progress.exhausted:  # by the validation that a kill had interrupted
+    if stops():  # also by the validation that a kill had interrupted
         return True
     session.metrics.begin()
     for step in steps_of(plan, learner.step + 1, source):
@@ -197,9 +201,8 @@ def _follow(
         if writer.due(learner.step) and learner.step < plan.contract.total_steps:
             writer.submit(learner.state())
         evaluate()
-        with before_update():
-            if learner.any_of(session.controller.stop_requested()):
-                return True
+        if stops():
+            return True
     return False
 
 

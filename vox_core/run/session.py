@@ -232,6 +232,8 @@ class Session:
 
     def _begin(self, left: str | None) -> None:
         plan, contract = self.plan, self.plan.contract
+        for worked_in in (plan.run.path, plan.run.checkpoints) if self.world.leads else ():
+            files.remove_leftovers(worked_in)
         self.start = self._fresh() if plan.fresh else self._resumed()
         self.origin = before = checkpoint.origin(plan.run.checkpoints, self.start.step)
         same_rows = before.valid_digest == contract.data.valid_digest  # else they say nothing of it
@@ -273,8 +275,6 @@ class Session:
     def _resumed(self) -> TrainState:
         """The newest good checkpoint's state; the plan is kept."""
         run, leads = self.plan.run, self.world.leads
-        for worked_in in (run.path, run.checkpoints) if leads else ():
-            files.remove_leftovers(worked_in)
         if folder.numbered(run.checkpoints):
             state, skipped = checkpoint.load_newest(run.checkpoints, set_aside=leads)
             path = str(run.checkpoints / f"step-{state.step}")

@@ -180,12 +180,15 @@ def test_a_killed_run_completes_its_evaluations(settings, whole, number) -> None
     assert [step for step, _ in read_run(run).metrics["eval/warm"]] == [0, 2, 4]
 
 
-def test_ctrl_c_stops_an_evaluation_and_keeps_the_run(settings, whole, monkeypatch) -> None:
+@pytest.mark.parametrize(("number", "step"), [(2, 0), (7, 2)])
+def test_ctrl_c_stops_an_evaluation_and_keeps_the_run(
+    settings, whole, monkeypatch, number, step
+) -> None:
     with monkeypatch.context() as patched:
-        at_score(patched, 7, lambda: os.kill(os.getpid(), signal.SIGINT))
+        at_score(patched, number, lambda: os.kill(os.getpid(), signal.SIGINT))
         report = train(settings())
-    assert (report.stopped, report.steps) == (True, 2)
-    assert not (report.run / "evaluations/step-2/scorecard.json").exists()
+    assert (report.stopped, report.steps) == (True, step)
+    assert not (report.run / f"evaluations/step-{step}/scorecard.json").exists()
     resume(report.run)
     assert_same(report.run, whole)
 
