@@ -173,10 +173,6 @@ def _follow(
     """
     plan = session.plan
 
-    def stops() -> bool:
-        with before_update():
-            return learner.any_of(session.controller.stop_requested())
-
     def validate() -> None:
         with before_update():  # an error or an interrupt keeps the state
             validation = source.validation(learner)
@@ -185,7 +181,7 @@ def _follow(
     if _is_unvalidated(session, learner.step):
         validate()
     evaluate()  # after a kill, completes what is there
-    if stops():  # also by the validation that a kill had interrupted
+    if _stops(session, learner):  # also by the validation that a kill had interrupted
         return True
     session.metrics.begin()
     for step in steps_of(plan, learner.step + 1, source):
@@ -201,9 +197,14 @@ def _follow(
         if writer.due(learner.step) and learner.step < plan.contract.total_steps:
             writer.submit(learner.state())
         evaluate()
-        if stops():
+        if _stops(session, learner):
             return True
     return False
+
+
+def _stops(session: Session, learner: Learner) -> bool:
+    with before_update():
+        return learner.any_of(session.controller.stop_requested())
 
 
 def _evaluate(
