@@ -35,7 +35,8 @@ def test_a_comparison_is_printed(vox, suite, llama, other_llama) -> None:
     assert head.split() == ["task", "score", "against", "difference", "p", "verdict"]
     assert all(line.endswith("no difference shown") for line in tasks)
     assert note == "intervals at 95 %; p-values are two-sided, adjusted by Holm's method"
-    assert own.endswith(llama.name) and theirs.endswith(other_llama.name)
+    assert own.endswith(f"{llama.name}  here")
+    assert theirs.endswith(f"{other_llama.name}  here/against")
     assert card == "scorecard  here/scorecard.html   answers  here/eval.jsonl"
 
 

@@ -243,6 +243,16 @@ def test_lines_of_something_else_are_an_error(run, content) -> None:
     assert Path("out/eval.jsonl").read_bytes() == content
 
 
+def test_scores_that_the_scorer_no_longer_gives_are_an_error(run) -> None:
+    """Such as those of a scorer that became binary in the same version of its package."""
+    content = Path(run(out=Path("out")).own.folder, "eval.jsonl").read_text()
+    Path("out/eval.jsonl").write_text(content.replace('"score": 0', '"score": -489', 1))
+    with pytest.raises(VoxError) as caught:
+        run(out=Path("out"))
+    assert caught.value.code == "VOX-O001"
+    assert "scores that its scorer does not give now" in str(caught.value.found)
+
+
 def test_a_folder_of_something_else_is_left_alone(run) -> None:
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("mine")

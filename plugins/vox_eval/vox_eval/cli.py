@@ -116,7 +116,8 @@ def _show(report: Report) -> None:
         click.echo("intervals at 95 %; p-values are two-sided, adjusted by Holm's method")
     for each in filter(None, (report.own, report.other)):
         if each.card.score is not None:
-            click.echo(printable(f"suite score {each.card.score:.4f}  {each.card.model}"))
+            where = f"  {each.folder}" if report.other else ""
+            click.echo(printable(f"suite score {each.card.score:.4f}  {each.card.model}{where}"))
     from vox_eval.page import PAGE
     from vox_eval.scorecard import SAMPLES
 

@@ -262,6 +262,10 @@ def _kept(path: Path, prepared: Sequence[Prepared]) -> list[dict[str, Any]]:
             raise EVALUATIONS.others(path.parent, found) from error
         if names != [(each.task.id, each.example.id) for each in prepared[: len(names)]]:
             raise EVALUATIONS.others(path.parent, f"a {SAMPLES} with other examples")
+        for each, line in zip(prepared, lines, strict=False):
+            if not _is_score(each.task, line["score"], line["weight"]):
+                found = f"task {each.task.id}: scores that its scorer does not give now"
+                raise EVALUATIONS.others(path.parent, found)
         return lines
 
     return continued(path, parse, block=BLOCK, total=len(prepared))
@@ -331,18 +335,21 @@ def _score(prepared: Prepared, output: Output) -> Score:
     return score
 
 
+def _is_score(task: Task, value: float, weight: float) -> bool:
+    if task.scorer.binary:
+        return value in (0, 1) and weight == 1
+    return bool(np.isfinite(value)) and 0 < weight < np.inf
+
+
 def _require_score(task: Task, example: Example, score: Score) -> None:
-    value, weight = score.value, score.weight
-    if task.scorer.binary and value in (0, 1) and weight == 1:
-        return
-    if not task.scorer.binary and np.isfinite(value) and 0 < weight < np.inf:
+    if _is_score(task, score.value, score.weight):
         return
     raise PluginError(
         "X001",
         f"scorer {task.table.scorer.name!r} gave a wrong score",
         where=f"task {task.id}, row {example.id}",
-        found=f"score {value}, weight {weight}",
-        expected="0 or 1 with weight 1"
+        found=f"score {score.value}, weight {score.weight}",
+        expected="0 or 1 with weight 1; for others its class has `binary = False`"
         if task.scorer.binary
         else "a finite score with a positive weight",
         remedy="correct the scorer, or report it to its authors",

@@ -262,9 +262,14 @@ def foretell(gate: Gate, suite: Suite, where: object) -> list[str]:
     for each in gate.require:
         if each.task not in tasks:
             faults.append(f"there is no task {each.task!r}; there are {', '.join(tasks)}")
-        elif (rows := units(task := tasks[each.task])) < each.fewest(binary=_binary(gate, task)):
+        elif (rows := units(task := tasks[each.task])) < (
+            least := each.fewest(binary=_binary(gate, task))
+        ):
             what = f"{rows} rows are" if rows > 1 else "rows of one source are"
-            faults.append(f"task {each.task!r}: {what} too few to show '{each}'")
+            need = f"{least} in each of {gate.parts} cycles"
+            faults.append(
+                f"task {each.task!r}: {what} too few to show '{each}', which takes {need}"
+            )
     sampled = {t.id for t in suite.tasks if t.scorer.asks == "answer" and t.settings().temperature}
     if gate.seeds and (fixed := sorted(tasks.keys() - sampled)):
         what = "every seed gives the same scores, as nothing is sampled: write cycles, not seeds"

@@ -129,8 +129,11 @@ def roll_back(name: str) -> str:
 
 
 def _nothing_before(name: str, left: int) -> ModelError:
-    remedy = "`vox registry show NAME` lists all changes"
-    return fault(name, "there is no model to roll back to", f"{left} promotions left", remedy)
+    remedy = (
+        f"name the model itself, or promote another; `vox registry show {name}` lists all changes"
+    )
+    found = "the first model that was promoted" if left else "no such name"
+    return fault(name, "there is no model to roll back to", found, remedy)
 
 
 def fault(name: str, what: str, found: object, remedy: str) -> ModelError:

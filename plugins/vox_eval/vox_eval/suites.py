@@ -217,7 +217,11 @@ def _read_file(path: Path, model: str) -> SuiteFile:
         table = tomllib.loads(content.decode())
     except (OSError, ValueError, RecursionError) as error:
         said = error.strerror if isinstance(error, OSError) else error
-        raise _invalid(path, [f"it cannot be read: {said}"]) from error
+        faults = [f"it cannot be read: {said}"]
+        if isinstance(error, FileNotFoundError):
+            names = sorted(each.name for each in entry_points(group=SUITES))
+            faults.append(f"the suites that are installed: {', '.join(names)}")
+        raise _invalid(path, faults) from error
     try:
         suite = SuiteFile.model_validate(table)
     except ValidationError as error:
