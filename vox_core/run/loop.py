@@ -124,10 +124,8 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
         job = TrainJob(plan.execution, inputs.model.path, document, plan.settings.shard)
         trainer = stack.enter_context(contextlib.closing(inputs.backend.train(job, context)))
         if len(first.batches) < session.world.size and not plan.settings.reward:
-            text = (
-                f"step {first.number} has {len(first.batches)} micro-batches, fewer than there are "
-            )
-            text += "processes, of which some have nothing to do: lower --micro-batch-tokens"
+            text = f"step {first.number} has micro-batches for {len(first.batches)} of "
+            text += f"{session.world.size} processes: lower --micro-batch-tokens"
             emit(Notice(text, "warning"))
         require_same(trainer, session.world, partial(facts_of, plan, start))
         learner = Learner(
