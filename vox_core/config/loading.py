@@ -274,7 +274,13 @@ def _fault(kind: type[Section], detail: ErrorDetails, origins: Mapping[str, str]
 
 def settings_faults(kind: type[BaseModel], error: ValidationError) -> list[str]:
     """Return every fault of a table of `kind`, one line each."""
-    return [_table_fault(kind, detail) for detail in error.errors()]
+    return [_table_fault(kind, detail) for detail in error.errors() if not _follows(detail)]
+
+
+def _follows(detail: ErrorDetails) -> bool:
+    """Whether a list is too short only because some of its items are faulty."""
+    length = detail.get("ctx", {}).get("actual_length")
+    return detail["type"] == "too_short" and length != len(detail["input"])
 
 
 def _what(detail: ErrorDetails) -> str:

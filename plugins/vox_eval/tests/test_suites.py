@@ -123,6 +123,14 @@ def test_a_malformed_suite(write, text, fault) -> None:
     assert fault in faults(caught)
 
 
+def test_a_list_of_faulty_tables_is_not_called_empty(write) -> None:
+    with pytest.raises(VoxError) as caught:
+        read_suites(
+            [write("suite.toml", "[[task]]\nid = 't'\nrows = 'r'\nscorer = 'exact'\ntop-p = 1")]
+        )
+    assert caught.value.faults == ("name is missing", "[[task]] 1: top-p is unknown")
+
+
 def test_every_fault_of_the_scorers_together(read) -> None:
     more = '[[task]]\nid = "u"\nrows = "none"\nscorer = { name = "numeric", slack = 1 }'
     with pytest.raises(VoxError) as caught:
