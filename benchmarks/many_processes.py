@@ -8,10 +8,11 @@
     python benchmarks/many_processes.py speed OUT          tokens/s and bytes on the loopback
     python benchmarks/many_processes.py ray OUT            a worker of a Ray cluster killed
     python benchmarks/many_processes.py shard OUT          a base split between 2 processes
+    python benchmarks/many_processes.py full OUT           the same with --method full, and resumed
 
 SmolLM2-135M in float32 on the quick start's data, one thread per process but for `speed`. A line
-per comparison: the largest relative difference of a loss, that of the adapter relative to its
-largest value, and whether the files are the same bytes.
+per comparison: the largest relative difference of a loss, that of the trained weights relative
+to their largest value, and whether the files are the same bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load, load_file
 
 import vox_core
 
@@ -71,17 +72,24 @@ def events(run: Path, name: str) -> list[dict[str, float]]:
     return [line for line in lines if line["event"] == name]
 
 
-def compare(label: str, one: Path, other: Path) -> bool:
-    """Print how far two runs are apart; return whether they are within 1e-6 and 1e-5."""
+def compare(label: str, one: Path, other: Path, limit: float = 1e-6) -> bool:
+    """Print how far two runs are apart; return whether losses are within `limit`, and the trained
+    weights within 1e-5, or 0 if that is the limit."""
     losses = [{int(e["step"]): e["loss"] for e in events(run, "step")} for run in (one, other)]
     apart = max(abs(losses[1][step] / loss - 1) for step, loss in losses[0].items())
-    first, second = (load_file(run / "adapter_model.safetensors") for run in (one, other))
+    files = [result(run).read_bytes() for run in (one, other)]
+    first, second = map(load, files)
     largest = max(float(np.abs(value).max()) for value in first.values())
     moved = max(float(np.abs(first[name] - second[name]).max()) for name in first) / largest
-    files = [(run / "adapter_model.safetensors").read_bytes() for run in (one, other)]
     same = "same bytes" if files[0] == files[1] else "other bytes"
-    print(f"{label}: losses {apart:.1e}, adapter {moved:.1e}, {same}", flush=True)
-    return apart <= 1e-6 and moved <= 1e-5
+    print(f"{label}: losses {apart:.1e}, weights {moved:.1e}, {same}", flush=True)
+    return apart <= limit and moved <= (1e-5 if limit else 0)
+
+
+def result(run: Path) -> Path:
+    """The adapter of a run, or with the method `full` the model."""
+    model = run / "model/model.safetensors"
+    return model if model.exists() else run / "adapter_model.safetensors"
 
 
 def equal(out: Path) -> bool:
@@ -426,6 +434,31 @@ def shard(out: Path) -> bool:
     return good[0] and good[1] and ranks_memory(out) <= 0.6
 
 
+def full(out: Path) -> bool:
+    """Train all weights, whole and in parts, and go on with a run in parts on other processes.
+
+    Print the largest memory of rank 0, which its process had.
+    """
+    settings = [*COMMON, *ROWS[:2], "--method", "full", "--schedule", "constant"]
+    runs = {"one": (1, []), "whole": (2, []), "parts": (2, ["--shard"]), "again": (2, ["--shard"])}
+    for name, (processes, more) in runs.items():
+        train(*settings, *more, "--max-steps", 4, "--out", out / name, processes=processes)
+        largest = max(e["memory"] for e in events(out / name, "step"))
+        print(f"{name}, {processes} processes: {largest / 1e9:.2f} GB on rank 0", flush=True)
+    good = [compare("2 processes, whole", out / "one", out / "whole")]
+    good += [compare("2 processes, split", out / "one", out / "parts", 1e-5)]
+    good += [compare("2 processes, split, again", out / "parts", out / "again", 0)]
+    train(*settings, "--shard", "--max-steps", 2, "--out", out / "half", processes=2)
+    for processes, more in ((2, ["--shard"]), (3, ["--shard"]), (1, [])):
+        run = out / f"then-{processes}"
+        shutil.copytree(out / "half", run)
+        train("--resume", run, *more, "--max-steps", 4, "--allow-change", "max-steps",
+              processes=processes)  # fmt: skip
+        label, limit = f"2 processes, split, {run.name}", 0 if processes == 2 else 1e-5
+        good.append(compare(label, out / "parts", run, limit))
+    return all(good)
+
+
 def ranks_memory(out: Path) -> float:
     """Return the largest share of a base of 360M that one of two ranks holds between passes.
 
@@ -489,6 +522,8 @@ def loopback() -> int:
 if __name__ == "__main__":
     kind, folder, *rest = sys.argv[1:]
     Path(folder).mkdir(parents=True, exist_ok=True)
-    calls = {each.__name__: each for each in (equal, resumed, mlx, objectives, speed, ray, shard)}
+    calls = {
+        each.__name__: each for each in (equal, resumed, mlx, objectives, speed, ray, shard, full)
+    }
     good = killed(Path(folder), int(rest[0])) if kind == "killed" else calls[kind](Path(folder))
     sys.exit(not good)

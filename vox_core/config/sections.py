@@ -406,7 +406,8 @@ class TrainSettings(DataSettings):
     )
     shard: bool = Field(
         False,
-        description="Split the base model among the processes (FSDP2): less memory, slower.",
+        description="Split the base model, or what --method full trains, among the processes "
+        "(FSDP2): less memory, slower.",
     )
     launcher: str = Field("torchrun", description="Launcher that starts the processes.")
     max_restarts: Count = Field(

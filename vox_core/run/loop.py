@@ -222,7 +222,8 @@ def _evaluate(
             scores = evaluator.evaluate(model, folder, context.emit, stop)
     except BaseException:
         if step:
-            writer.submit(state)
+            with contextlib.suppress(WorkError):  # the first error is the one to report
+                writer.submit(state)
         raise
     if scores is not None:
         named = {f"eval/{task}": score for task, score in scores.items()}

@@ -375,19 +375,33 @@ def _require_sharding(run: RunPlan, processes: int) -> None:
     reasons = {
         f"backend {run.inputs.backend.id!r}": not (manifest and manifest.capabilities.sharding),
         f"a base quantised to {run.contract.quant}": run.contract.quant != "none",
-        f"--method {adapter.method}": adapter.method not in ("lora", "rslora"),
+        "--method dora": adapter.method == "dora",
         "--modules-to-save": bool(adapter.modules_to_save),
+        **_whole_refused(run),
     }
     if faults := [name for name, holds in reasons.items() if holds]:
         raise PlanError(
             "P001",
             "the base model cannot be split among the processes",
             where="--shard",
-            expected="a base without quantisation, --method lora or rslora, and a backend with the "
-            "capability `sharding`, such as cpu",
+            expected="a base without quantisation, --method lora, rslora or full, and a backend "
+            "with the capability `sharding`, such as cpu",
             faults=faults,
             remedy="change these settings, or leave out --shard",
         )
+
+
+def _whole_refused(run: RunPlan) -> Mapping[str, bool]:
+    """Settings that a split base whose own weights are trained does not have."""
+    objective, spec = run.inputs.objective, run.contract.optimizer
+    reasons = {
+        "--dtype fp16": run.execution.dtype == "fp16",  # tries scales, each a backward
+        f"--optimizer {spec.name}": spec.name != "adamw",  # blocks across parts
+        "an objective with a reference model": objective and "reference" in objective.needs,
+    }
+    if run.contract.adapter.method != "full":
+        return {}
+    return {f"{name}, with --method full": bool(holds) for name, holds in reasons.items()}
 
 
 def _require_validated(settings: TrainSettings, data: Datasets) -> None:

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from vox_core.cli import root
 from vox_core.errors import ConfigError
@@ -20,9 +22,11 @@ from vox_core.errors import ConfigError
 VOX = (sys.executable, "-m", "vox_core.cli")
 QUICK = (
     *("train", "--dtype", "fp32", "--backend", "cpu", "--allow-cpu", "--tune", "ignore"),
-    *("--batch-size", "6", "--rank", "4", "--alpha", "8", "--dropout", "0.2", "--lr", "0.01"),
+    *("--batch-size", "4", "--lr", "0.01"),  # four micro-batches in each step
     *("--micro-batch-tokens", "64", "--schedule", "constant", "--warmup", "0"),
 )
+ADAPTER = ("--rank", "4", "--alpha", "8", "--dropout", "0.2")
+FULL = ("--method", "full", "--lr", "0.001")
 PATIENCE = 300
 
 
@@ -34,11 +38,17 @@ def rows(path: Path, count: int, first: int = 0) -> Path:
 
 
 @pytest.fixture
-def command(tiny: Callable[..., Path], tmp_path: Path) -> list[str]:
-    """A quick run, without its length and folder."""
+def quick(tiny: Callable[..., Path], tmp_path: Path) -> list[str]:
+    """A quick run, without its method, length and folder."""
     train, valid = rows(tmp_path / "train.jsonl", 24), rows(tmp_path / "valid.jsonl", 31, 24)
     data = ["--data", str(train), "--valid", str(valid)]
-    return [*VOX, *QUICK, "--model", str(tiny("llama")), *data]
+    return [*QUICK, "--model", str(tiny("llama")), *data]
+
+
+@pytest.fixture
+def command(quick: list[str]) -> list[str]:
+    """The command of a quick run that trains an adapter, without its length and folder."""
+    return [*VOX, *quick, *ADAPTER]
 
 
 def vox(command: list[object], *more: object) -> subprocess.CompletedProcess[str]:
@@ -78,13 +88,14 @@ scorer = "exact"
 sampling = { max-tokens = 2 }
 """
 FORKED = """
-import os, sys
+import json, os, sys
 import vox_torch.ranks
 from vox_core.cli import root
 
 vox_torch.ranks.PIECE = 1000
-folder, *command = sys.argv[1:]
-root.main([*command, "--out", folder + "/one"], standalone_mode=False)
+store, alone, shared = sys.argv[1], *map(json.loads, sys.argv[2:])
+for command in alone:
+    root.main(command, standalone_mode=False)
 children, rank = [], 0
 for number in (1, 2):
     if child := os.fork():
@@ -93,28 +104,63 @@ for number in (1, 2):
         children, rank = [], number
         break
 os.environ.update(VOX_LAUNCHED="1", RANK=str(rank), WORLD_SIZE="3", GLOO_SOCKET_IFNAME="lo")
-for run, *more in (["three"], ["split", "--shard"]):
-    os.environ["RENDEZVOUS_FILE"] = folder + "/store-" + run
-    root.main([*command, "--out", folder + "/" + run, *more], standalone_mode=False)
+for number, command in enumerate(shared):
+    os.environ["RENDEZVOUS_FILE"] = store + str(number)
+    root.main(command, standalone_mode=False)
 ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 sys.exit(max(map(abs, ended), default=0))
 """
-"""A run of one process, one of three, and one of three that split the base: forks, so that torch is
-imported once. The one in the middle receives a piece while it sends another."""
+"""Commands of one process, and of three: forks, so that torch is imported once. The one in the
+middle receives a piece while it sends another."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has torch")
-def test_three_processes_train_what_one_trains(command, tmp_path):
-    """Bit for bit, with dropout, validation and evaluations, and with a base that is split."""
+def test_three_processes_train_what_one_trains(quick, tmp_path):
+    """Bit for bit, with dropout, validation and evaluations, and with a base that is split; with
+    split weights that are trained, and a run that goes on, to 1e-5."""
     suite = tmp_path / "suite.toml"
     suite.write_text(SUITE)
-    arguments = [*command[len(VOX) :], "--max-steps", 2, "--eval-suite", suite]
-    done = vox([sys.executable, "-c", FORKED, tmp_path], *arguments)
+
+    def run(name: str, *more: object) -> list[str]:
+        command = [*quick, "--eval-suite", suite, "--max-steps", 2, "--out", tmp_path / name, *more]
+        return [str(each) for each in command]
+
+    then = ["train", "--resume", str(tmp_path / "parts"), "--allow-change", "max-steps"]
+    alone = [run("one", *ADAPTER), run("whole", *FULL)]
+    shared = [
+        run("three", *ADAPTER),
+        run("split", *ADAPTER, "--shard"),
+        run("parts", *FULL, "--shard", "--max-steps", 1),
+        [*then, "--max-steps", "2", "--shard"],
+    ]
+    commands = map(json.dumps, (alone, shared))
+    done = vox([sys.executable, "-c", FORKED, tmp_path / "store"], *commands)
     assert done.returncode == 0, done.stderr
-    for run in ("three", "split"):
-        assert numbers(tmp_path / run) == numbers(tmp_path / "one")
-        assert weights(tmp_path / run) == weights(tmp_path / "one")
-        assert answers(tmp_path / run) == answers(tmp_path / "one")
+    for name in ("three", "split"):
+        assert numbers(tmp_path / name) == numbers(tmp_path / "one")
+        assert weights(tmp_path / name) == weights(tmp_path / "one")
+        assert answers(tmp_path / name) == answers(tmp_path / "one")
+    assert_alike(tmp_path / "whole", tmp_path / "parts")
+
+
+def assert_alike(whole: Path, parts: Path) -> None:
+    """Losses, and the tensors of the last checkpoint, are within 1e-5, relative to the largest."""
+    losses = numbers(parts)
+    del losses[2]  # of the validation when it had stopped
+    for (_, one), (_, other) in zip(numbers(whole), losses, strict=True):
+        assert other == pytest.approx(one, rel=1e-5)
+    for file in ("adapter", "moments"):
+        path = f"checkpoints/step-2/{file}.safetensors"
+        first, second = (load_file(run / path) for run in (whole, parts))
+        assert first.keys() == second.keys()
+        for name, tensor in first.items():
+            apart = np.abs(tensor - second[name]).max()
+            assert apart <= 1e-5 * np.abs(tensor).max(), f"{file}: {name}"
+    texts = [
+        [json.loads(line)["answer"] for line in b"".join(answers(run)).splitlines()]
+        for run in (whole, parts)
+    ]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.long

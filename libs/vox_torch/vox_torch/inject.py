@@ -18,6 +18,7 @@ from vox_core.adapter.targets import is_beside
 from vox_core.contract import AdapterState
 from vox_core.errors import AdapterError, ModelError
 from vox_torch.libraries import import_bitsandbytes
+from vox_torch.shards import is_split, own_part, part_of
 
 if TYPE_CHECKING:
     import torch
@@ -257,6 +258,9 @@ def _fill(parameter: torch.nn.Parameter, value: object, dtype: torch.dtype) -> N
 
     tensor = torch.tensor(value, dtype=torch.float32)
     with torch.no_grad():
+        if is_split(parameter):
+            own_part(parameter).copy_(part_of(tensor, parameter))
+            return
         parameter.data = tensor.to(device=parameter.device, dtype=dtype)
 
 

@@ -30,12 +30,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from vox_core.contract import LazyMapping, Optimizer, TrainState, Update
 from vox_torch.arrays import at_least_float32
 from vox_torch.libraries import import_bitsandbytes
+from vox_torch.shards import is_split, joined_like, own_part, part_of
 
 if TYPE_CHECKING:
     import torch
 
     from vox_core.contract import Floats
     from vox_torch.ranks import Ranks
+    from vox_torch.shards import Shards
 
     Moments: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
@@ -213,12 +215,14 @@ def _configure(optimizer: torch.optim.Optimizer, update: Update) -> None:
 class MasterAdamW:
     """The trained parameters of a learner, their master weights, gradients and moments.
 
-    A parameter in float32 or wider is its own master.
+    A parameter in float32 or wider is its own master. Of a split one this rank has a part, and the
+    parts of its gradient are those of all ranks.
 
     Args:
         parameters: by canonical name.
         start: their values, and moments if there were updates.
         ranks: that train together; None for one process.
+        shards: that hold the split parameters.
     """
 
     def __init__(
@@ -227,33 +231,45 @@ class MasterAdamW:
         kind: Optimizer,
         start: TrainState,
         ranks: Ranks | None = None,
+        shards: Shards | None = None,
     ) -> None:
         import torch
 
         self._ranks, self._kept = ranks, list[torch.Tensor]()
-        self._names, self._structure = list(parameters), start.adapter
-        self._parameters = list(parameters.values())
-        self._masters = [at_least_float32(p.detach()) for p in self._parameters]
-        pairs = zip(self._parameters, self._masters, strict=True)
+        self._named, self._structure = dict(parameters), start.adapter
+        self._masters = {name: _master_of(each) for name, each in parameters.items()}
+        whole = [name for name, each in parameters.items() if not is_split(each)]
+        self._parameters = [parameters[name] for name in whole]
+        self._wholes = [self._masters[name] for name in whole]
+        pairs = zip(self._parameters, self._wholes, strict=True)
         self._rounded = [(p, m) for p, m in pairs if p.dtype != m.dtype]
-        count = sum(master.numel() for master in self._masters)
-        self._gradients = self._masters[0].new_zeros(count)
-        for master, gradient in zip(self._masters, self._parts(self._gradients), strict=True):
+        count = sum(master.numel() for master in self._wholes)
+        self._gradients = next(iter(self._masters.values())).new_zeros(count)
+        for master, gradient in zip(self._wholes, self._parts(self._gradients), strict=True):
             master.grad = gradient
-        self._whole = start.adapter.method == "full"
-        decayed = [not self._whole or master.ndim > 1 for master in self._masters]
+        self._shards, self._split = shards, [name for name in parameters if name not in whole]
+        if shards and self._split:
+            shards.parts = self._split_tensor
+        self._full = start.adapter.method == "full"
+        masters = [*self._masters.values()]
+        decayed = [not self._full or master.ndim > 1 for master in masters]
         made = AdamW8Bit if kind == "adamw-8bit" else AdamW
-        self._adamw = made(self._masters, decayed)
+        self._adamw = made(masters, decayed)
         self._updates = start.updates
         self._restore(start)
 
     def collect(self, factor: float) -> None:
         """Move the parameters' gradients, times `factor`, to the masters'; on a rank above 0, keep
-        them for `update`."""
+        them for `update`. Those of split parameters are added up where they are."""
         import torch
 
+        if not self._parameters:
+            return
         kept = self._ranks is not None and self._ranks.world.rank > 0
-        total = torch.zeros_like(self._gradients) if kept else self._gradients
+        added = bool(self._split and self._kept)  # as those of split ones, not one by one later
+        total = self._gradients
+        if kept:
+            total = self._kept[0] if added else torch.zeros_like(total)
         pairs = [
             (part, p.grad)
             for p, part in zip(self._parameters, self._parts(total), strict=True)
@@ -261,7 +277,7 @@ class MasterAdamW:
         ]
         totals, gradients = zip(*pairs, strict=True)
         torch._foreach_add_(totals, gradients, alpha=factor)
-        if kept:
+        if kept and not added:
             self._kept.append(total.cpu())
         self.drop()
 
@@ -273,7 +289,7 @@ class MasterAdamW:
         return bool(torch.stack(found).all())
 
     def drop(self) -> None:
-        """Drop the parameters' gradients; the masters' stay."""
+        """Drop the gradients of parameters that are not split; the masters' stay."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -281,6 +297,8 @@ class MasterAdamW:
         """Drop all gradients."""
         self._gradients.zero_()
         self._kept.clear()
+        for name in self._split:
+            self._named[name].grad = self._masters[name].grad = None
         self.drop()
 
     def update(self, update: Update) -> float:
@@ -293,14 +311,15 @@ class MasterAdamW:
         """
         import torch
 
-        if self._ranks:
+        if self._ranks and self._wholes:
             self._gradients.copy_(self._ranks.gather_sum(self._gradients.cpu(), self._kept))
-        gradients = [m.grad for m in self._masters]
-        torch._foreach_mul_(gradients, 1 / update.total_weight)
-        norm: float = torch.nn.utils.get_total_norm(gradients).item()
+        gradients = [m.grad for m in self._wholes]
+        split = self._split_gradients()
+        torch._foreach_mul_([*gradients, *split], 1 / update.total_weight)
+        norm = self._norm(gradients, split)
         if math.isfinite(norm):
             if update.clip and norm > update.clip:
-                torch._foreach_mul_(gradients, update.clip / (norm + 1e-6))
+                torch._foreach_mul_([*gradients, *split], update.clip / (norm + 1e-6))
             self._count_from(update.number)
             self._adamw.step(update)
             if self._rounded:
@@ -309,17 +328,40 @@ class MasterAdamW:
         self.forget()
         return norm
 
+    def _split_gradients(self) -> list[torch.Tensor]:
+        """Let the masters of split parameters have their gradients, when no rank computes."""
+        import torch
+
+        if self._split and self._ranks:
+            self._ranks.settle()
+        for name in self._split:
+            found, master = self._named[name].grad, self._masters[name]
+            master.grad = torch.zeros_like(master) if found is None else own_part(found)
+        return [self._masters[name].grad for name in self._split]
+
+    def _norm(self, gradients: Sequence[torch.Tensor], split: Sequence[torch.Tensor]) -> float:
+        """Return the norm of whole gradients, and of those of which this rank has a part."""
+        import numpy as np
+        import torch
+
+        norm: float = torch.nn.utils.get_total_norm(gradients).item()
+        if split and self._ranks:
+            squares = np.zeros(self._ranks.world.size)
+            squares[self._ranks.world.rank] = torch.nn.utils.get_total_norm(split).item() ** 2
+            norm = math.sqrt(norm**2 + self._ranks.share(squares).sum())
+        return norm
+
     def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return the masters' parts of gradients in one piece, shaped as they are."""
-        parts = flat.split([master.numel() for master in self._masters])
-        return [part.view_as(m) for part, m in zip(parts, self._masters, strict=True)]
+        """Return the whole masters' parts of gradients in one piece, shaped as they are."""
+        parts = flat.split([master.numel() for master in self._wholes]) if self._wholes else ()
+        return [part.view_as(m) for part, m in zip(parts, self._wholes, strict=True)]
 
     def _count_from(self, number: int) -> None:
         """Make the next update the one with this number, for the bias correction."""
         import torch
 
         if number != self._updates + 1:
-            for master in self._masters:
+            for master in self._masters.values():
                 moments = self._adamw.moments(master)
                 zeros = torch.zeros_like(master), torch.zeros_like(master)
                 self._adamw.restore(master, number - 1, moments or zeros)
@@ -330,27 +372,47 @@ class MasterAdamW:
         import torch
 
         values = state.adapter.tensors()
-        for name, master in zip(self._names, self._masters, strict=True):
-            master.copy_(torch.tensor(values[name], dtype=torch.float32))
+        for name, master in self._masters.items():
+            parameter = self._named[name]
+            master.copy_(part_of(torch.tensor(values[name], dtype=torch.float32), parameter))
             if name in state.moments:
-                first, second = (torch.tensor(m) for m in state.moments[name])
+                first, second = (part_of(torch.tensor(m), parameter) for m in state.moments[name])
                 self._adamw.restore(master, state.updates, (first, second))
 
     def state(self) -> TrainState:
         """Return masters and moments as numpy, under canonical names: copies, or with the method
-        `full` views."""
-        named = dict(zip(self._names, self._masters, strict=True))
+        `full` views, and split ones gathered on access."""
 
         def moments(name: str) -> tuple[Floats, Floats]:
-            kept = self._adamw.moments(named[name])
-            assert kept is not None, name
-            return _numpy(kept[0]), _numpy(kept[1])
+            return self._read(name, 1), self._read(name, 2)
 
-        stepped = {name: m for name, m in named.items() if self._adamw.has_moments(m)}
-        values = LazyMapping(named, lambda name: _numpy(named[name]))
+        stepped = [name for name, m in self._masters.items() if self._adamw.has_moments(m)]
+        values = LazyMapping(self._masters, lambda name: self._read(name, 0))
         adapter = self._structure.with_tensors(values)
         state = TrainState(self._updates, adapter, LazyMapping(stepped, moments))
-        return state if self._whole else state.copy()
+        return state if self._full else state.copy()
+
+    def _read(self, name: str, which: int) -> Floats:
+        """Return a master (0) or a moment of it (1, 2), from all ranks if it is split."""
+        if self._shards and name in self._split:
+            return _numpy(self._shards.whole(3 * self._split.index(name) + which))
+        return _numpy(self._own(name, which))
+
+    def _split_tensor(self, number: int) -> torch.Tensor:
+        name, which = self._split[number // 3], number % 3
+        return joined_like(self._own(name, which), self._named[name])
+
+    def _own(self, name: str, which: int) -> torch.Tensor:
+        master = self._masters[name]
+        if which == 0:
+            return master
+        kept = self._adamw.moments(master)
+        assert kept is not None, name
+        return kept[which - 1]
+
+
+def _master_of(parameter: torch.nn.Parameter) -> torch.Tensor:
+    return own_part(parameter) if is_split(parameter) else at_least_float32(parameter.detach())
 
 
 def _numpy(tensor: torch.Tensor) -> Floats:

@@ -46,7 +46,7 @@ class Ranks:
     def __init__(self, world: World) -> None:
         import torch.distributed as dist
 
-        self.world, self._dist = world, dist
+        self.world, self._dist, self._left = world, dist, False
         self.settle: Callable[[], None] = lambda: None
         file = os.environ.get(RENDEZVOUS)
         with self._reached():
@@ -110,17 +110,26 @@ class Ranks:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Convert the error of a collective within a model's own computation."""
+        """Convert the error of a collective within a model's own computation. After any error in
+        it the others may wait in another collective, so later exchanges are refused."""
         try:
             yield
-        except RuntimeError as error:
-            if "gloo" not in str(error):
-                raise
-            raise unreachable(self.world.rank, self.world.size, error) from error
+        except BaseException as error:
+            self._left = True
+            if isinstance(error, RuntimeError) and "gloo" in str(error):
+                raise unreachable(self.world.rank, self.world.size, error) from error
+            raise
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
+        rank, size = self.world.rank, self.world.size
+        if self._left:
+            left = RuntimeError("this process has left a computation that the others are in")
+            raise unreachable(rank, size, left)
         try:
             yield
-        except (RuntimeError, ValueError, OSError) as error:
-            raise unreachable(self.world.rank, self.world.size, error) from error
+        except BaseException as error:
+            self._left = True
+            if isinstance(error, RuntimeError | ValueError | OSError):
+                raise unreachable(rank, size, error) from error
+            raise

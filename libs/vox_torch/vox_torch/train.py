@@ -10,6 +10,7 @@ import gc
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -100,9 +101,9 @@ class TorchTrainer(TorchModel, Trainer):
             if self._plan.gradient_checkpointing and not self._learners:
                 recompute_activations(self._adapters.base)
             if self._shards:
-                self._shards.learn()
-            kind = self._plan.contract.optimizer.name
-            self._learners[name] = MasterAdamW(parameters, kind, state, self._ranks)
+                self._shards.learn(self._adapters.base)
+            kind, shards = self._plan.contract.optimizer.name, self._shards
+            self._learners[name] = MasterAdamW(parameters, kind, state, self._ranks, shards)
         self._modules_changed()
         give_back()
 
@@ -163,17 +164,28 @@ class TorchTrainer(TorchModel, Trainer):
         return self._memory.peak()
 
     def close(self) -> None:
-        self._learners.clear()
         if self._ranks:
-            self._ranks.close()
+            self._ranks.close()  # until then others may read what the learners have
+        self._learners.clear()
         if self._shards:
             self._shards.close()
         super().close()
 
+    @contextmanager
+    def _generating(self) -> Iterator[None]:
+        with super()._generating(), self._together():
+            yield
+
+    def _together(self) -> AbstractContextManager[None]:
+        """Guard a computation in which all ranks of a split base take part."""
+        return self._ranks.computing() if self._shards and self._ranks else nullcontext()
+
     def _load(self) -> Adapters:
         plan = self._plan
         if self._shards:
-            return Adapters(self._shards.load(self._job.model, torch_dtype(plan.dtype)))
+            trained = plan.saved if plan.contract.adapter.method == "full" else ()
+            dtype = torch_dtype(plan.dtype)
+            return Adapters(self._shards.load(self._job.model, dtype, trained))
         base = load_base(self._job.model, plan.dtype, self._profile.device, plan.contract.quant)
         if self._profile.prepare:
             self._profile.prepare(base)
@@ -263,8 +275,8 @@ class TorchTrainer(TorchModel, Trainer):
         Raises:
             TrainingError: T002, out of memory again, or the others wait within the same pass.
         """
-        if self._shards and self._ranks:
-            with self._memory.final(), self._ranks.computing():
+        if self._shards:
+            with self._memory.final(), self._together():
                 return compute()
         try:
             return compute()

@@ -143,6 +143,32 @@ def test_processes_that_split_the_base(tiny, settings):
     assert split.processes.wire - whole.processes.wire == 2 * passes * layer
 
 
+def test_processes_that_split_what_they_train(tiny, data, tmp_path):
+    """Each has masters, gradients and moments of half of both layers' matrices, and no bfloat16
+    weights of them. A gradient goes to the other in parts, in each pass."""
+    given = {"model": str(tiny("llama")), "data": [data], "out": tmp_path / "run"}
+    given |= {"method": "full", "processes": 2, "dtype": "bf16"}
+    whole, split = (
+        plan(validate(TrainSettings, {**given, "shard": shard})) for shard in (False, True)
+    )
+    layer = 32 * (32 + 16 + 16 + 32) + 3 * 32 * 64
+    parts = whole.memory.parts, split.memory.parts
+    spared = {key: parts[0][key] - parts[1][key] for key in ("weights", "adapter")}
+    assert spared == {"weights": 2 * 2 * layer, "adapter": (4 + 12) * layer}
+    rest = 4 * (whole.adapter.trainable_parameters - 2 * layer)
+    assert parts[1]["kept"] == rest
+    passes = math.ceil(math.ceil(split.steps.tokens / split.steps.micro_batch_tokens) / 2)
+    assert split.processes.wire - rest == passes * (2 * 2 + 4) * layer
+    given |= {"objective": "grpo", "reward": "exact", "objective_options": {"beta": "0.1"}}
+    given |= {"optimizer": "adamw-8bit", "shard": True}
+    with pytest.raises(InputError) as caught:
+        plan(validate(TrainSettings, given))
+    assert caught.value.faults == (
+        "--optimizer adamw-8bit, with --method full",
+        "an objective with a reference model, with --method full",
+    )
+
+
 def test_a_base_that_cannot_be_split(tiny, settings):
     def refused(**given: object) -> InputError:
         with pytest.raises(InputError) as caught:

@@ -143,7 +143,8 @@ class Demand:
         caches: bytes of the KV caches of answers that are sampled at once.
         reference: bytes of the weights of models that score answers beside the trained one.
         kept: bytes of gradients that a rank of several keeps until the update.
-        shards: ranks among which the matrices of the layers are split.
+        shards: ranks among which the matrices of the layers are split; with the method `full` their
+            masters, gradients and moments are.
     """
 
     dtype: DType
@@ -204,9 +205,13 @@ def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Pred
         transients = max(transients, gradients - activations)
     weights = weight_bytes(model, demand.quant, demand.dtype)
     if demand.shards > 1:
-        split = split_bytes(model, demand.dtype)
+        split, trained = split_bytes(model, demand.dtype), _split_trained(model, demand)
         weights -= sum(split) - sum(split) // demand.shards
-        transients += 2 * max(split, default=0)
+        if BYTES[demand.dtype] < 4:  # gathered from the masters
+            weights -= BYTES[demand.dtype] * sum(trained) // demand.shards
+        # A layer, and what was received; or its gradients in float32, and what was received.
+        summed = (8 + 4 // demand.shards) * max(trained, default=0)
+        transients += max(2 * max(split, default=0), summed)
     return Prediction(
         runtime=profile.runtime_bytes,
         weights=weights,
@@ -243,16 +248,19 @@ def adapter_bytes(model: Architecture, demand: Demand, *, in_process: bool = Fal
     spared = sum(2 * (4 * size - size - 4 * -(-size // 256)) for size in eight_bit)
     beside = 3 * 4 + _START if in_process else 0
     if demand.method == "full":
-        masters = 4 if BYTES[demand.dtype] < 4 else 0
-        return sum(tensors) * (masters + 3 * 4) - spared
+        masters, split = 4 if BYTES[demand.dtype] < 4 else 0, sum(_split_trained(model, demand))
+        elements = sum(tensors) - split + split // demand.shards
+        return elements * (masters + 3 * 4) - spared
     return sum(tensors) * (2 * BYTES[demand.dtype] + 4 * 4 + beside) - spared
 
 
 def _gradients(model: Architecture, demand: Demand) -> int:
     """Gradients of a micro-batch in the compute dtype, at the end of its backward, and that of the
-    embedding once more before it is added to that of a tied head."""
-    tensors = list(trained_tensors(model, demand))
-    return BYTES[demand.dtype] * (sum(tensors) + max(tensors, default=0))
+    embedding once more before it is added to that of a tied head. A split layer's are summed
+    before those of the next one."""
+    tensors, split = list(trained_tensors(model, demand)), _split_trained(model, demand)
+    held = sum(tensors) - sum(split) + max(split, default=0)
+    return BYTES[demand.dtype] * (held + max(tensors, default=0))
 
 
 def _of_a_step(model: Architecture, demand: Demand, profile: MemoryProfile) -> tuple[float, float]:
@@ -361,6 +369,19 @@ def split_bytes(model: Architecture, dtype: DType) -> list[int]:
         BYTES[dtype] * sum(model.elements[each.tensor] for each in layer.linear.values())
         for layer in model.layers
     ]
+
+
+def split_trained(model: Architecture, saved: Collection[str]) -> list[int]:
+    """Elements of each layer's trained matrices, of which `--shard` splits all that is kept."""
+    return [
+        sum(model.elements[m.tensor] for m in layer.linear.values() if m.tensor in saved)
+        for layer in model.layers
+    ]
+
+
+def _split_trained(model: Architecture, demand: Demand) -> list[int]:
+    splits = demand.shards > 1 and demand.method == "full"
+    return split_trained(model, {*demand.saved}) if splits else []
 
 
 def predict_merge(largest: int, trained: Iterable[int], vocabulary: int) -> dict[str, int]:

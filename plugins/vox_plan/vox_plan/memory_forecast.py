@@ -31,6 +31,7 @@ from vox_plan.memory import (
     predict_merge,
     rollout_batch,
     split_bytes,
+    split_trained,
     trained_tensors,
     weight_bytes,
     worst_case_batch,
@@ -112,13 +113,14 @@ def wire_bytes(run: RunPlan) -> int:
     """Bytes that a rank of N sends in an average step.
 
     All send 2 (N - 1) gradients together: the sum from rank to rank, and the total. With `--shard`
-    a rank sends its part of a layer to the N - 1 others, in each forward and each backward.
+    a rank sends its part of a layer to the N - 1 others, in each forward and each backward. If the
+    layers are trained, it also sends them their parts of a layer's gradient.
     """
     others, processes = run.settings.processes - 1, run.settings.processes
-    sent = 2 * others * gradient_bytes(run)
+    sent = 2 * others * (gradient_bytes(run) - _split_gradient(run))
     if run.settings.shard:
         layers = sum(split_bytes(_architecture(run), run.execution.dtype))
-        sent += 2 * _micro_batches(run) * others * layers
+        sent += _micro_batches(run) * others * (2 * layers + _split_gradient(run))
     return sent // processes
 
 
@@ -128,8 +130,19 @@ def gradient_bytes(run: RunPlan) -> int:
 
 
 def _kept(run: RunPlan) -> int:
-    """Bytes of what a rank keeps of an average step: a gradient for each of its micro-batches."""
+    """Bytes of what a rank keeps of an average step: a gradient for each of its micro-batches; if
+    the layers are split and trained, one of all else."""
+    if split := _split_gradient(run):
+        return gradient_bytes(run) - split
     return gradient_bytes(run) * _micro_batches(run) if run.settings.processes > 1 else 0
+
+
+def _split_gradient(run: RunPlan) -> int:
+    """Bytes of the gradients that ranks have in parts."""
+    plan = run.execution
+    if not run.settings.shard or plan.contract.adapter.method != "full":
+        return 0
+    return 4 * sum(split_trained(_architecture(run), {*plan.saved.values()}))
 
 
 def _micro_batches(run: RunPlan) -> int:
