@@ -289,7 +289,7 @@ def test_a_wrong_score_of_a_scorer_is_an_error(run, monkeypatch, score) -> None:
 
 def test_a_scorer_that_raises_is_named(run, monkeypatch) -> None:
     monkeypatch.setattr(Exact, "score", lambda *_: 1 / 0)
-    with pytest.raises(PluginError, match="scorer 'exact' failed in score"):
+    with pytest.raises(PluginError, match="scorer 'exact' failed in score, at task "):
         run()
 
 

@@ -329,7 +329,8 @@ def _score(prepared: Prepared, output: Output) -> Score:
     task, example = prepared.task, prepared.example
     if not all(np.isfinite(each).all() for each in output.log_probs):
         raise _not_finite(task, example)
-    with foreign_errors(task.table.scorer.name, "score", "scorer"):
+    at = f"score, at task {task.id}, row {example.id}"
+    with foreign_errors(task.table.scorer.name, at, "scorer"):
         score = task.scorer.score(example, output)
     _require_score(task, example, score)
     return score
