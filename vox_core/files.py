@@ -16,6 +16,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
@@ -82,6 +83,7 @@ calls = Calls()
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 TEMPORARY_PREFIX = ".tmp-"
+_TEMPORARY = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}.+-[0-9a-f]{{12}}", re.DOTALL)
 
 
 @contextmanager
@@ -355,7 +357,13 @@ def remove_leftovers(folder: Path) -> None:
     Only for a folder that no other process works in.
     """
     for left in folder.glob(f"{TEMPORARY_PREFIX}*"):
-        remove(left)
+        if is_temporary(left):
+            remove(left)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether the name is one of `temporary_beside`."""
+    return bool(_TEMPORARY.fullmatch(path.name))
 
 
 def temporary_beside(path: Path) -> Path:

@@ -479,7 +479,9 @@ def test_rows_from_stdin_are_there_for_a_resume(tiny, settings, tmp_path, data, 
     rows = (data / "train.jsonl").read_bytes()
     kept = keep_stdin(io.BytesIO(rows))
     given = settings(tiny("llama"), data=kept, max_steps=3, max_time=0.0001, save_every=1)
-    run = train(given).run
+    report = train(given)
+    run = report.run
+    assert report.steps == 1  # after less time than it took to begin
     kept.unlink()
     again = validate(TrainSettings, {"resume": run})
     with pytest.raises(InputError, match="the copy of rows that came from stdin is gone"):

@@ -239,8 +239,8 @@ def test_elapsed_goes_on_where_it_was(tiny, settings, monkeypatch):
     before = checkpoint.origin(first / "checkpoints", 4).elapsed
     (first / "checkpoints" / "step-4").rename(first / "gone")
     middle = checkpoint.origin(first / "checkpoints", 2).elapsed
-    (first / ".tmp-half").write_text("left by a process that died")
-    (first / "checkpoints" / ".tmp-step-4-x").mkdir()
+    (first / ".tmp-half-0123456789ab").write_text("left by a process that died")
+    (first / "checkpoints" / ".tmp-step-4-0123456789ab").mkdir()
     train(validate(TrainSettings, {"resume": first}))
     assert middle < checkpoint.origin(first / "checkpoints", 4).elapsed
     assert 0 < middle < before

@@ -274,13 +274,20 @@ def _fault(kind: type[Section], detail: ErrorDetails, origins: Mapping[str, str]
 
 def settings_faults(kind: type[BaseModel], error: ValidationError) -> list[str]:
     """Return every fault of a table of `kind`, one line each."""
-    return [_table_fault(kind, detail) for detail in error.errors() if not _follows(detail)]
+    details = error.errors()
+    within = {detail["loc"][:end] for detail in details for end in range(len(detail["loc"]))}
+    return [_table_fault(kind, detail) for detail in details if not _follows(detail, within)]
 
 
-def _follows(detail: ErrorDetails) -> bool:
-    """Whether a list is too short only because some of its items are faulty."""
-    length = detail.get("ctx", {}).get("actual_length")
-    return detail["type"] == "too_short" and length != len(detail["input"])
+def _follows(detail: ErrorDetails, within: Collection[tuple[int | str, ...]]) -> bool:
+    """Whether a list is too short only because some of its items are faulty.
+
+    Args:
+        within: places within which there are faults.
+    """
+    if detail["type"] != "too_short" or detail["loc"] not in within:
+        return False
+    return bool(len(detail["input"]) >= detail["ctx"]["min_length"])
 
 
 def _what(detail: ErrorDetails) -> str:

@@ -101,7 +101,7 @@ class Model(ABC):
     def logits_all(
         self, documents: Sequence[tuple[Ints, int]], adapter: str | None = None
     ) -> list[Floats]:
-        """`logits` of several documents, each with its own `first`, which may share a pass."""
+        """`logits` of one or more documents, each with its own `first`, which may share a pass."""
         return [self.logits(tokens_T, adapter, first) for tokens_T, first in documents]
 
     @abstractmethod

@@ -190,6 +190,10 @@ class RunController:
         elif isinstance(event, CheckpointWritten):
             yield from self._changed_files()
 
+    def signalled(self) -> bool:
+        """Whether a signal asks for the end."""
+        return self._interrupted()
+
     def interrupted(self) -> bool:
         """Whether a signal or `--max-time` asks for the end."""
         return self._interrupted() or self._out_of_time()

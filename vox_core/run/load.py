@@ -44,13 +44,15 @@ from vox_core.weights import Weights
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from vox_core.contract import ExecutionPlan, Floats
+    from vox_core.contract import Bools, ExecutionPlan, Floats
     from vox_core.run.inputs import RunInputs
 
 ADAPTER = "adapter"
 GIVEN_TOKENS = 256
-"""Of given answers and their prompts at once: as many as a CPU computes at full speed, since the
-logits of all of the answers' tokens exist together."""
+"""Max tokens of a pass over given answers with their prompts. A CPU computes as many at full
+speed, and the logits of all of the answers' tokens exist at once."""
+Given: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
+"""A prompt and an answer to it, as tokens."""
 Message: TypeAlias = "Mapping[str, Any]"
 """`role` and `content`, and what else the chat template reads."""
 
@@ -88,6 +90,18 @@ class Reply:
     finish_reason: Finish
     tokens: Sequence[int] = ()
     log_probs: Sequence[float] = ()
+
+
+def _only(tokens: Sequence[int]) -> Callable[[int], Bools]:
+    """Return a mask for each token in turn, which allows nothing else."""
+    left = iter(tokens)
+
+    def allowed(count: int) -> Bools:
+        import numpy as np
+
+        return np.isin(np.arange(count), [next(left)])
+
+    return allowed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,11 +201,21 @@ class OpenModel:
                     ),
                 )
 
-    def given(
-        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
-    ) -> list[tuple[list[float], bool]]:
+    def given(self, pairs: Sequence[Given]) -> list[tuple[list[float], bool]]:
         """Return, for each prompt with a given answer, log p of the answer's tokens, and whether
-        each of them is the most likely one."""
+        each of them is the most likely one.
+
+        Short ones are computed together, in one pass. Long ones are generated, so that common
+        beginnings are computed once and few logits exist at once.
+        """
+        lengths = [len(tokens) + len(answer) for tokens, answer in pairs]
+        short = [index for index, length in enumerate(lengths) if length <= GIVEN_TOKENS]
+        found = dict(zip(short, self._given_together([pairs[at] for at in short]), strict=True))
+        long = [index for index in range(len(pairs)) if index not in found]
+        found |= zip(long, self._given_by_row([pairs[at] for at in long]), strict=True)
+        return [found[index] for index in range(len(pairs))]
+
+    def _given_together(self, pairs: Sequence[Given]) -> list[tuple[list[float], bool]]:
         import numpy as np
 
         documents = [np.array([*tokens, *answer[:-1]], np.int64) for tokens, answer in pairs]
@@ -206,6 +230,25 @@ class OpenModel:
                 log_probs = list(map(log_prob, logits_KV, answer))
                 found[index] = log_probs, bool((logits_KV.argmax(1) == answer).all())
         return [found[index] for index in range(len(pairs))]
+
+    def _given_by_row(self, pairs: Sequence[Given]) -> list[tuple[list[float], bool]]:
+        found: list[list[Token]] = [[] for _ in pairs]
+        prompts = (
+            Prompt(
+                tokens,
+                Sampling(max_tokens=len(answer)),
+                adapter=self._adapter,
+                top=1,
+                allowed=_only(answer),
+            )
+            for tokens, answer in pairs
+        )
+        for token in self._generator.generate(prompts, log_probs=True):
+            found[token.row].append(token)
+        return [
+            ([each.log_prob or 0.0 for each in row], all(each.id == each.top[0][0] for each in row))
+            for row in found
+        ]
 
     def log_probs(self, batch: Batch) -> Floats:
         """Return log p(target), float32 (T,): where `batch.scored_T`, and 0 elsewhere."""

@@ -161,15 +161,16 @@ def _follow(
     learner: Learner,
     source: StepSource,
     emit: Callable[[Event], None],
-    evaluate: Callable[[], None],
+    evaluate: Callable[[Callable[[], bool]], None],
 ) -> bool:
     """Take the steps, with validations, checkpoints and evaluations; return whether the run was
     stopped.
 
     The state after a step is complete, with all its events sent, before the next one begins; an
-    interrupt or an error before that step's update keeps it.
+    interrupt or an error before that step's update keeps it. Time alone ends a run only after a
+    step, so that a run that is started again goes on.
     """
-    plan = session.plan
+    plan, controller = session.plan, session.controller
 
     def validate() -> None:
         with before_update():  # an error or an interrupt keeps the state
@@ -178,8 +179,9 @@ def _follow(
 
     if _is_unvalidated(session, learner.step):
         validate()
-    evaluate()  # after a kill, completes what is there
-    if _stops(session, learner):  # also by the validation that a kill had interrupted
+    evaluate(controller.signalled)  # after a kill, completes what is there
+    ended = session.progress.exhausted  # by the validation that a kill had interrupted
+    if ended or _agreed(learner, controller.signalled):
         return True
     session.metrics.begin()
     for step in steps_of(plan, learner.step + 1, source):
@@ -194,22 +196,27 @@ def _follow(
         # The last checkpoint is written when all is done, its evaluation included.
         if writer.due(learner.step) and learner.step < plan.contract.total_steps:
             writer.submit(learner.state())
-        evaluate()
-        if _stops(session, learner):
+        evaluate(controller.interrupted)
+        if _agreed(learner, controller.stop_requested):
             return True
     return False
 
 
-def _stops(session: Session, learner: Learner) -> bool:
+def _agreed(learner: Learner, asked: Callable[[], bool]) -> bool:
     with before_update():
-        return learner.any_of(session.controller.stop_requested())
+        return learner.any_of(asked())
 
 
 def _evaluate(
-    session: Session, writer: CheckpointWriter, trainer: Trainer, learner: Learner, context: Context
+    session: Session,
+    writer: CheckpointWriter,
+    trainer: Trainer,
+    learner: Learner,
+    context: Context,
+    stop: Callable[[], bool],
 ) -> None:
-    """Evaluate the model as it is now, if it is due after this step. An interrupt or a failure
-    leaves a checkpoint."""
+    """Evaluate the model as it is now, if it is due after this step; `stop` ends it. An interrupt
+    or a failure leaves a checkpoint."""
     plan, step = session.plan, learner.step
     evaluator, total = plan.inputs.evaluator, plan.contract.total_steps
     due = step == 0 or is_validated(step, total, plan.settings.eval_every)
@@ -218,7 +225,6 @@ def _evaluate(
     state, folder = learner.state(), plan.run.path / EVALUATIONS / f"step-{step}"
     try:
         with open_trained(plan.inputs, plan.execution, trainer, state.adapter, step) as model:
-            stop = session.controller.interrupted
             scores = evaluator.evaluate(model, folder, context.emit, stop)
     except BaseException:
         if step:

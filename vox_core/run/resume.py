@@ -37,7 +37,7 @@ from vox_core.contract import ExecutionPlan
 from vox_core.data.formats import is_remote
 from vox_core.data.tokenizer import TEMPLATE
 from vox_core.errors import AdapterError, ConfigError, PlanError, command
-from vox_core.files import TEMPORARY_PREFIX
+from vox_core.files import is_temporary
 from vox_core.run import checkpoint
 from vox_core.run.folder import (
     CHECKPOINTS,
@@ -320,7 +320,7 @@ def is_new(run: RunFolder) -> bool:
         return True
     left = (LOCK, OWNER, PREFLIGHT, SKIPPED, START)  # the plan comes after it
     return run.path.is_dir() and all(
-        path.name in left or path.name.startswith(TEMPORARY_PREFIX) for path in run.path.iterdir()
+        path.name in left or is_temporary(path) for path in run.path.iterdir()
     )
 
 

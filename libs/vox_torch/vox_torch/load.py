@@ -102,6 +102,7 @@ class TorchModel(Model):
     def logits(self, tokens_T: Ints, adapter: str | None = None, first: int = 0) -> Floats:
         self._set_up(adapter)
         count = len(tokens_T) - first
+        assert count > 0, "no position is left"
         with self._generating(), torch.inference_mode():
             out = self._adapters.base(
                 input_ids=self._ids(tokens_T), use_cache=False, logits_to_keep=count

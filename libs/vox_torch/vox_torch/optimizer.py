@@ -243,6 +243,8 @@ class MasterAdamW:
         self._wholes = [self._masters[name] for name in whole]
         pairs = zip(self._parameters, self._wholes, strict=True)
         self._rounded = [(p, m) for p, m in pairs if p.dtype != m.dtype]
+        # PyTorch's fused AdamW on a CPU computes wrongly if a gradient has other strides.
+        assert all(master.is_contiguous() for master in self._wholes)
         count = sum(master.numel() for master in self._wholes)
         self._gradients = next(iter(self._masters.values())).new_zeros(count)
         for master, gradient in zip(self._wholes, self._parts(self._gradients), strict=True):

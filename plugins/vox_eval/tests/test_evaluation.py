@@ -233,7 +233,14 @@ def test_another_evaluation_in_the_folder_is_an_error(run, other_llama) -> None:
     assert files_of(Path("out")) == before
 
 
-@pytest.mark.parametrize("content", [b'{"task": "say", "row": "other"}\n' * 4, b"text\n" * 4])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"task": "say", "row": "other"}\n' * 4,
+        b'{"task": "say", "row": "other", "score": null, "weight": 1}\n' * 4,
+        b"text\n" * 4,
+    ],
+)
 def test_lines_of_something_else_are_an_error(run, content) -> None:
     run(out=Path("out"))
     Path("out/eval.jsonl").write_bytes(content)

@@ -11,6 +11,7 @@ import pytest
 
 from vox_core.api.generating import GenerateSettings, Question, Sampling, open_model
 from vox_core.errors import DataError
+from vox_core.run import load
 from vox_eval import evaluation
 from vox_eval.evaluation import Document, _ends, _windows, log_probs
 from vox_eval.scorer import Example
@@ -102,8 +103,10 @@ def test_a_single_token_without_anything_before_it_has_no_likelihood() -> None:
         _windows(Model(Words()), "a")  # type: ignore[arg-type]
 
 
-def test_a_given_answer_has_the_log_probabilities_of_its_text(llama) -> None:
-    """And is the greedy one if the model generates it."""
+@pytest.mark.parametrize("together", [256, 4])
+def test_a_given_answer_has_the_log_probabilities_of_its_text(llama, monkeypatch, together) -> None:
+    """And is the greedy one if the model generates it; in one pass, or row by row."""
+    monkeypatch.setattr(load, "GIVEN_TOKENS", together)
     prompts = [[5, 9, 30, 12], [7, 8], [40, 41, 42]]
     with open_model(str(llama), GenerateSettings(backend="cpu", dtype="fp32")) as model:
         asked = [Question(each, Sampling(max_tokens=3), ()) for each in prompts]

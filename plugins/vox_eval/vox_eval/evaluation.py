@@ -257,13 +257,14 @@ def _kept(path: Path, prepared: Sequence[Prepared]) -> list[dict[str, Any]]:
         try:
             lines = [json.loads(line) for line in whole]
             names = [(line["task"], line["row"]) for line in lines]
+            scores = [(float(line["score"]), float(line["weight"])) for line in lines]
         except (ValueError, KeyError, TypeError) as error:
             found = f"lines of {SAMPLES} that cannot be read: {error}"
             raise EVALUATIONS.others(path.parent, found) from error
         if names != [(each.task.id, each.example.id) for each in prepared[: len(names)]]:
             raise EVALUATIONS.others(path.parent, f"a {SAMPLES} with other examples")
-        for each, line in zip(prepared, lines, strict=False):
-            if not _is_score(each.task, line["score"], line["weight"]):
+        for each, score in zip(prepared, scores, strict=False):
+            if not _is_score(each.task, *score):
                 found = f"task {each.task.id}: scores that its scorer does not give now"
                 raise EVALUATIONS.others(path.parent, found)
         return lines

@@ -266,7 +266,7 @@ def foretell(gate: Gate, suite: Suite, where: object) -> list[str]:
             least := each.fewest(binary=_binary(gate, task))
         ):
             what = f"{rows} rows are" if rows > 1 else "rows of one source are"
-            need = f"{least} in each of {gate.parts} cycles"
+            need = f"{least} in each of {gate.parts} cycles" if gate.parts > 1 else f"{least}"
             faults.append(
                 f"task {each.task!r}: {what} too few to show '{each}', which takes {need}"
             )

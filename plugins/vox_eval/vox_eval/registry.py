@@ -129,11 +129,10 @@ def roll_back(name: str) -> str:
 
 
 def _nothing_before(name: str, left: int) -> ModelError:
-    remedy = (
-        f"name the model itself, or promote another; `vox registry show {name}` lists all changes"
-    )
-    found = "the first model that was promoted" if left else "no such name"
-    return fault(name, "there is no model to roll back to", found, remedy)
+    what, first = "there is no model to roll back to", "the first model that was promoted"
+    if not left:
+        return fault(name, what, "no such name", "`vox registry list` shows the names")
+    return fault(name, what, first, "name another model itself, or promote one")
 
 
 def fault(name: str, what: str, found: object, remedy: str) -> ModelError:

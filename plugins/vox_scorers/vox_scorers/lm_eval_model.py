@@ -156,7 +156,7 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
         self, greedy: Sequence[bool], block: Sequence[Pair], start: int
     ) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each continuation, and whether it is greedy where that is
-        wanted. Log-probabilities alone take one pass without a cache."""
+        wanted, which takes all logits of its positions."""
         most, found = self.max_length + 1, dict[int, tuple[float, bool]]()
         wanted = [at for at, want in enumerate(greedy[start : start + len(block)]) if want]
         pairs = [(block[at][1][-(most - len(block[at][2])) :], block[at][2]) for at in wanted]
