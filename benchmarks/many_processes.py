@@ -204,7 +204,8 @@ def killed(out: Path, count: int) -> bool:
         resume_here([*settings, "--out", run, "--resume", "auto"])
         names = [{p.relative_to(f) for p in f.rglob("*")} for f in (out / "undisturbed", run)]
         left += [f"file {name}" for name in names[1] - names[0] if name.parts[0] != "tensorboard"]
-        again = min((e["first_step"] for e in events(run, "run_start")[1:]), default=1)
+        # None if only the end of the run was left.
+        again = min((e["first_step"] for e in events(run, "run_start")[1:]), default=saved + 1)
         when = f"{moment:.1f} s" if early else f"step {saved}"
         label = (
             f"{number}: rank {rank}, {how} at {when}, gone in {took:.1f} s, "
