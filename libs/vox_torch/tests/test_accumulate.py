@@ -51,7 +51,7 @@ def signed(count=3, seed=0):
 def gradients(trainer):
     """The accumulated gradients, by name: the learner's masters hold them."""
     optimizer = trainer._learners[NAME]
-    return {n: m.grad.clone() for n, m in zip(optimizer._names, optimizer._masters, strict=True)}
+    return {name: master.grad.clone() for name, master in optimizer._masters.items()}
 
 
 def update(number=1, total_weight=1.0, **numbers):
@@ -70,7 +70,7 @@ def test_the_gradient_is_that_of_weighted_log_probs(tiny, monkeypatch, layout, s
     np.testing.assert_array_equal(log_probs_T, trainer.log_probs(some, NAME))
     assert (log_probs_T[~some.scored_T] == 0).all() and (log_probs_T[some.scored_T] < 0).all()
     found, values = gradients(trainer), trainer._learners[NAME]._parameters
-    names = trainer._learners[NAME]._names
+    names = list(found)
 
     def objective(direction, size):
         with torch.no_grad():

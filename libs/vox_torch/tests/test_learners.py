@@ -120,7 +120,7 @@ def test_learners_in_one_pass_have_the_gradients_of_their_own(tiny, family, fiel
 
     def gradients(log_probs):
         masters = [trainer._learners[name]._masters for name in names]
-        found = [[m.grad.clone().numpy() for m in own] for own in masters]
+        found = [[m.grad.clone().numpy() for m in own.values()] for own in masters]
         for name in names:
             trainer.discard(name)
         return [*log_probs, *itertools.chain(*found)]
