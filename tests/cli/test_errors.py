@@ -144,7 +144,7 @@ def test_bad_data_exits_2_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\nnot json\n')
     done = process("train", "--data", "bad.jsonl", "--out", "run", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error[VOX-D003]")
+    assert done.stderr.startswith("reading the model and the data …\nerror[VOX-D003]")
     assert "Traceback" not in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["bad.jsonl"]
 

@@ -54,10 +54,10 @@ class Pass:
         self._cos_TD = np.cos(angles_TD).astype(self.llama.dtype)
         self._sin_TD = np.sin(angles_TD).astype(self.llama.dtype)
 
-    def logits(self, last: int = 0) -> Array:
-        """Return logits (T, V), or those of the last positions only."""
+    def logits(self, first: int = 0) -> Array:
+        """Return logits (T - first, V), of the positions from `first` on."""
         x_TH, _ = self._body()
-        return self._linear(HEAD, x_TH[-last:])[0]
+        return self._linear(HEAD, x_TH[first:])[0]
 
     def log_probs(self, scored_S: Array, targets_S: Array) -> tuple[Array, Callable[[Array], None]]:
         """Return the log-probabilities (S,) of targets at the positions `scored_S`."""

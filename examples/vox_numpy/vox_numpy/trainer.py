@@ -49,8 +49,7 @@ class NumpyModel(Model):
         return log_probs_T.astype(np.float32, copy=False)
 
     def logits(self, tokens_T: Array, adapter: str | None = None, first: int = 0) -> Array:
-        last = len(tokens_T) - first
-        return Pass(self._llama, self._adapters[adapter], tokens_T).logits(last).astype(np.float32)
+        return Pass(self._llama, self._adapters[adapter], tokens_T).logits(first).astype(np.float32)
 
     def insert(self, row: int, tokens_T: Array, adapter: str | None = None) -> None:
         self._rows[row] = self._adapters[adapter], tokens_T.tolist(), {}
@@ -63,7 +62,7 @@ class NumpyModel(Model):
     def _last_logits(self, adapter: Adapter, new: list[int], past: Past) -> Array:
         tokens_T = np.array(new)
         new.clear()
-        logits_1V = Pass(self._llama, adapter, tokens_T, past=past).logits(last=1)
+        logits_1V = Pass(self._llama, adapter, tokens_T, past=past).logits(-1)
         return np.asarray(logits_1V[0], np.float32)
 
     def remove(self, row: int) -> None:
