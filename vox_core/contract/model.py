@@ -95,8 +95,7 @@ class Model(ABC):
 
     @abstractmethod
     def logits(self, tokens_T: Ints, adapter: str | None = None, first: int = 0) -> Floats:
-        """Return float32 logits (T - first, V) of one document, from position
-        `first` on, which is below T."""
+        """Return float32 logits (T - first, V) of one document, from position `first` < T on."""
 
     def logits_all(
         self, documents: Sequence[tuple[Ints, int]], adapter: str | None = None
