@@ -89,11 +89,19 @@ sampling = { max-tokens = 2 }
 """
 FORKED = """
 import json, os, sys
+from pathlib import Path
+import torch
 import vox_torch.ranks
 from vox_core.cli import root
 
 vox_torch.ranks.PIECE = 1000
 store, alone, shared = sys.argv[1], *map(json.loads, sys.argv[2:])
+
+held, adamw = [], torch.optim.AdamW
+def counting(groups, **settings):
+    held.append(sum(each.numel() for group in groups for each in group["params"]))
+    return adamw(groups, **settings)
+torch.optim.AdamW = counting
 for command in alone:
     root.main(command, standalone_mode=False)
 children, rank = [], 0
@@ -107,11 +115,13 @@ os.environ.update(VOX_LAUNCHED="1", RANK=str(rank), WORLD_SIZE="3", GLOO_SOCKET_
 for number, command in enumerate(shared):
     os.environ["RENDEZVOUS_FILE"] = store + str(number)
     root.main(command, standalone_mode=False)
+Path(f"{store}-held{rank}").write_text(json.dumps(held))
 ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 sys.exit(max(map(abs, ended), default=0))
 """
 """Commands of one process, and of three: forks, so that torch is imported once. The one in the
-middle receives a piece while it sends another."""
+middle receives a piece while it sends another. Each rank writes how many elements its optimizer
+had, in each run."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has torch")
@@ -141,6 +151,12 @@ def test_three_processes_train_what_one_trains(quick, tmp_path):
         assert weights(tmp_path / name) == weights(tmp_path / "one")
         assert answers(tmp_path / name) == answers(tmp_path / "one")
     assert_alike(tmp_path / "whole", tmp_path / "parts")
+    tensors = load_file(tmp_path / "parts/checkpoints/step-2/adapter.safetensors")
+    split = [each.size for name, each in tensors.items() if ".layers." in name and each.ndim > 1]
+    rest = sum(each.size for each in tensors.values()) - sum(split)
+    held = [json.loads((tmp_path / f"store-held{rank}").read_text())[-1] for rank in range(3)]
+    assert sum(held) == sum(split) + 3 * rest
+    assert max(held) - rest < 0.4 * sum(split), "a rank has a third of the split tensors"
 
 
 def assert_alike(whole: Path, parts: Path) -> None:

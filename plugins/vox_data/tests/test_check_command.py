@@ -12,6 +12,7 @@ import pytest
 from vox_core.api.rows import RowFault
 from vox_data.check import FaultCounts
 
+LOADING = "loading the tokenizer …\n"
 GOOD = '{"prompt": "a", "completion": "b", "id": 1}\n'
 
 
@@ -175,7 +176,7 @@ def test_warnings_of_the_audit_are_shown(vox, monkeypatch: pytest.MonkeyPatch) -
     made_model("chatml", monkeypatch)
     Path("rows.csv").write_text("text,rating\na number,5\na <|im_end|> b,5\n<|im_end|>,1\n")
     done = vox(*AUDITED, "--min-rating", 3)
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, LOADING)
     lines = done.out.splitlines()
     assert lines[2].startswith("masks of the training rows: ")
     assert lines[3].startswith("- warning: 1 row: ") and "(rows.csv:2); " in lines[3]
@@ -196,7 +197,7 @@ def test_errors_of_the_audit_are_faults(vox, monkeypatch: pytest.MonkeyPatch) ->
     Path("rows.csv").write_text("prompt,completion\nhow?,so\n")
     Path("held.jsonl").write_text('{"prompt": "how?", "completion": "so"}\n')
     done = vox(*AUDITED, "--valid", "held.jsonl")
-    assert (done.code, done.err) == (2, "")
+    assert (done.code, done.err) == (2, LOADING)
     assert "- error: 1 row: a token that the model has no embedding for (rows.csv:1); " in done.out
     assert "masks of the validation rows: " in done.out and "(held.jsonl:1); " in done.out
     assert vox("data", "check", "rows.csv").code == 0

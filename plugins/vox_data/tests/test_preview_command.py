@@ -13,6 +13,7 @@ from vox_core import models
 from vox_core.models import LocalModel
 from vox_data import cli
 
+LOADING = "loading the tokenizer …\n"
 ROWS = [
     {"prompt": "how?", "completion": "so"},
     {"prompt": "\x1b[31mred\u202e", "completion": "a \x07 word\nand a number"},
@@ -36,7 +37,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_is_trained_stands_in_brackets(vox, data: Path) -> None:
     done = vox("data", "preview", "--data", data)
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, LOADING)
     assert "<|im_start|>user\nhow?<|im_end|>\n<|im_start|>assistant\n⟦so<|im_end|>⟧\n" in done.out
     assert f"── {data}:1, prompt/completion, " in done.out
     assert f"── {data}:3, text, " in done.out and "rendered-text ──" in done.out
@@ -50,7 +51,7 @@ def test_an_objective_shows_the_sides_of_a_pair(vox, data: Path) -> None:
     pair = {"prompt": "how?", "chosen": "so", "rejected": "a word"}
     data.write_text("\n".join([json.dumps(pair)] * 2))
     done = vox("data", "preview", "--data", data, "--objective", "dpo", "--row", "1")
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, LOADING)
     chosen, rejected = done.out.split(f"── {data}:1, ")[1:]
     assert chosen.startswith("chosen, ") and "⟦so<" in chosen
     assert rejected.startswith("rejected, ") and "⟦a word<" in rejected
@@ -150,7 +151,7 @@ def test_a_page_is_written_over_a_page_and_over_nothing_else(vox, data: Path) ->
     page, before = data.parent / "page.html", data.read_bytes()
     for _ in range(2):
         done = vox("data", "preview", "--data", data, "--html", page)
-        assert (done.code, done.err) == (0, "")
+        assert (done.code, done.err) == (0, LOADING)
         assert "⟦" not in done.out and str(page) in done.out
     assert page.read_text().startswith("<!doctype html>")
     refused = vox("data", "preview", "--data", data, "--html", data)

@@ -120,7 +120,7 @@ def wire_bytes(run: RunPlan) -> int:
     sent = 2 * others * (gradient_bytes(run) - _split_gradient(run))
     if run.settings.shard:
         layers = sum(split_bytes(_architecture(run), run.execution.dtype))
-        sent += _micro_batches(run) * others * (2 * layers + _split_gradient(run))
+        sent += _passes(run) * others * (2 * layers + _split_gradient(run))
     return sent // processes
 
 
@@ -134,7 +134,7 @@ def _kept(run: RunPlan) -> int:
     the layers are split and trained, one of all else."""
     if split := _split_gradient(run):
         return gradient_bytes(run) - split
-    return gradient_bytes(run) * _micro_batches(run) if run.settings.processes > 1 else 0
+    return gradient_bytes(run) * _passes(run) if run.settings.processes > 1 else 0
 
 
 def _split_gradient(run: RunPlan) -> int:
@@ -145,13 +145,18 @@ def _split_gradient(run: RunPlan) -> int:
     return 4 * sum(split_trained(_architecture(run), {*plan.saved.values()}))
 
 
-def _micro_batches(run: RunPlan) -> int:
-    """Micro-batches of a rank in an average step."""
+def micro_batches(run: RunPlan) -> int:
+    """Micro-batches of an average step, of all processes together."""
     documents, size = run.data.train, run.execution.micro_batch_tokens
     tokens = documents.tokens * min(run.contract.batch_size, documents.groups) / documents.groups
     if samples_answers(run):
         tokens = _answers(run) * sum(_rollout(run))
-    return math.ceil(math.ceil(tokens / size) / run.settings.processes)
+    return math.ceil(tokens / size)
+
+
+def _passes(run: RunPlan) -> int:
+    """Micro-batches of a rank in an average step."""
+    return math.ceil(micro_batches(run) / run.settings.processes)
 
 
 def _of_each(run: RunPlan) -> str:

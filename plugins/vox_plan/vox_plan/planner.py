@@ -24,6 +24,7 @@ from vox_plan.memory_forecast import (
     fitting,
     forecast,
     forecast_merge,
+    micro_batches,
     samples_answers,
     suggest,
     wire_bytes,
@@ -126,11 +127,7 @@ def _report(
         objective=run.settings.objective,
         run=run.run.path,
         writes=_writes(run),
-        warnings=tuple(
-            notice.message
-            for notice in (*run.notices(), *run.advice.notices)
-            if notice.level == "warning"
-        ),
+        warnings=tuple(_warnings(run)),
         refused=_refused(run.advice.refusal),
         found={k: v for k, v in run.preflight().items() if k not in _OWN_KEYS},
         settings=plans.in_force(run.settings),
@@ -141,6 +138,17 @@ def _report(
         chosen=tuple(rows.told()) if rows else (),
         processes=_processes(run, seen.prediction.peak),
     )
+
+
+def _warnings(run: RunPlan) -> Iterator[str]:
+    for notice in (*run.notices(), *run.advice.notices):
+        if notice.level == "warning":
+            yield notice.message
+    if (processes := run.settings.processes) > (batches := micro_batches(run)):
+        yield (
+            f"{batches} micro-batch{'' if batches == 1 else 'es'} in an average step for "
+            f"{processes} processes: lower --micro-batch-tokens"
+        )
 
 
 def _processes(run: RunPlan, peak: int) -> ProcessesPlan | None:
