@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -189,6 +191,9 @@ def test_models_that_do_not_train_have_prepacked_weights(tiny):
         tied = weight is base.get_input_embeddings().weight
         assert isinstance(layer, PrepackedLinear) is not tied
         assert torch.equal(layer.weight, weight)
+        copied = copy.deepcopy(layer)
+        assert type(copied) is torch.nn.Linear
+        assert torch.equal(copied.weight, weight) and copied.weight.data_ptr() != weight.data_ptr()
     assert sum(isinstance(each, PrepackedLinear) for each in base.modules()) >= 14
 
 

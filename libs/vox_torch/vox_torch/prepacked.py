@@ -14,7 +14,8 @@ Shape legend: X tokens, I input features, O output features.
 
 from __future__ import annotations
 
-from typing import TypeGuard
+import copy
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -49,6 +50,13 @@ class PrepackedLinear(nn.Linear):
         """Return `x W^T + b`, without a gradient."""
         y: torch.Tensor = _onednn._linear_pointwise(x, self._packed_OI, self.bias, "none", [], "")
         return y
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Linear:
+        """Return a layer in torch's layout: PEFT copies a module that an adapter has whole."""
+        layer = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        layer.weight = nn.Parameter(self.weight, requires_grad=False)
+        layer.bias = copy.deepcopy(self.bias, memo)
+        return layer
 
     def onto(self, y_XO: torch.Tensor, x_XI: torch.Tensor) -> torch.Tensor:
         """Return `y + x W^T`, rounded once."""
