@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 # Of a central difference: its error is of the order of the distance squared, 1e-8.
 DISTANCE = 1e-4
+# Times the tolerance of a kind's tensors together, for one of them alone: the roundings of 14
+# average out. Seen: 4.2e-3 against 1.8e-3 in float16, 5.9e-2 against 2.2e-2 in bfloat16.
+ALONE = 3
 
 
 @trains
@@ -216,9 +219,10 @@ def require_gradient(
     for kind in sorted(kinds):
         along = {name: value for name, value in found.items() if name.endswith(kind)}
         largest = max(along, key=lambda name: float(np.linalg.norm(along[name])))
-        for part in (along, {largest: along[largest]}):
+        for part, factor in ((along, 1), ({largest: along[largest]}, ALONE)):
             slope = _slope(reference, some, adapter, part)
-            assert slope == pytest.approx(_norm(part), rel=subject.tolerance.gradient), kind
+            allowed = factor * subject.tolerance.gradient
+            assert slope == pytest.approx(_norm(part), rel=allowed), kind
 
 
 def _slope(

@@ -33,6 +33,9 @@ DEVIATIONS = 6.0
 VISIBLE = 1e-2
 # Of another seed on log-probabilities and gradients, relative. Seen in every dtype: 0.10 and 1.0.
 EFFECT = 3e-2
+# Of what is dropped of DoRA's base part on log-probabilities. Seen in every dtype: 0.21; bfloat16's
+# tolerance for logits, below which the dtype alone may be, is 0.1.
+EFFECT_ON_BASE_PART = 0.15
 
 
 @trains
@@ -100,7 +103,7 @@ def test_dropout_reaches_doras_base_part(vox_subject: Subject) -> None:
         found = trainer.log_probs(some, NAME)
         assert relative(found, expected) < vox_subject.tolerance.logits
         found = trainer.accumulate(some, 3, NAME)
-        assert relative(found, expected) > 10 * vox_subject.tolerance.logits
+        assert relative(found, expected) > EFFECT_ON_BASE_PART
 
 
 def _with_magnitudes(adapter: AdapterState, factor: float) -> AdapterState:
