@@ -43,6 +43,11 @@ def hint(name: str, known: Iterable[str]) -> str:
     return f" ({meant})" if (meant := did_you_mean(name, known)) else ""
 
 
+def named(reference: str, title: str) -> str:
+    """Return a model's reference with its title, which two runs may share: `runs/a (base)`."""
+    return reference if reference.rstrip("/").endswith(title) else f"{reference} ({title})"
+
+
 def losses(before: float | None, after: float | None) -> str:
     """Format two losses: `3.2100 -> 1.4000 (56 % lower)`; empty unless both exist.
 

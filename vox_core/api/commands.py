@@ -1,6 +1,11 @@
 """Command-line building blocks, so that a plugin's commands look and behave like vox's own."""
 
-from vox_core.cli.failures import STOPPED as STOPPED, describe as describe, end_with as end_with
+from vox_core.cli.failures import (
+    STOPPED as STOPPED,
+    describe as describe,
+    end_with as end_with,
+    kept_if_stopped as kept_if_stopped,
+)
 from vox_core.cli.lazy import Command as Command, Group as Group, json_option as json_option
 from vox_core.cli.options import (
     DATA_SECTIONS as DATA_SECTIONS,
@@ -14,6 +19,7 @@ from vox_core.cli.output import (
     duration as duration,
     losses as losses,
     megabytes as megabytes,
+    named as named,
     print_columns as print_columns,
     print_json as print_json,
     print_table as print_table,

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import click
 
 from vox_core.cli.lazy import UnknownCommand
 from vox_core.errors import ConfigError, PluginError, VoxError, WorkError
+from vox_core.errors import command as command_line
 
 STOPPED = 130
 KEYS = ("code", "what", "where", "found", "expected", "remedy")
@@ -42,12 +44,31 @@ def run(
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("stopped", err=True)
+    except (KeyboardInterrupt, click.Abort) as stop:
+        _show_stop(stop, arguments)
         return STOPPED
     except Exception as error:  # noqa: BLE001 - the boundary
         return _report(error, arguments, report)
     return result if isinstance(result, int) else 0
+
+
+@contextmanager
+def kept_if_stopped(kept: str) -> Iterator[None]:
+    """If Ctrl-C stops the block, say what is kept, and that the same command continues there."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.add_note(kept)
+        raise
+
+
+def _show_stop(stop: BaseException, arguments: Sequence[str]) -> None:
+    from vox_core.cli.output import printable
+
+    kept = getattr(stop.__cause__ or stop, "__notes__", ())  # click's Abort has it as its cause
+    click.echo(printable("; ".join(["stopped", *kept])), err=True)
+    if kept:
+        click.echo(printable(f"next: {command_line('vox', *arguments)}, to continue"), err=True)
 
 
 def describe(error: VoxError) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from vox_core.text import (
     duration as duration,
     losses as losses,
     megabytes as megabytes,
+    named as named,
     printable as printable,
 )
 

@@ -88,7 +88,7 @@ def test_rows_are_what_training_reads(teacher) -> None:
     assert (report.prompts, report.kept) == (12, len(kept)) and kept
     for row in kept:
         read_row(json.dumps(row).encode())
-        assert row["provenance"]["teacher"] == "base"
+        assert row["provenance"]["teacher"] == str(teacher)
     answered = rows("answers.jsonl")
     assert [line["answer"] for line in answered if "rejected" not in line]
     numbers = [row["provenance"]["number"] for row in kept + rows("rejected.jsonl")]
@@ -223,6 +223,18 @@ def test_a_killed_run_goes_on_to_the_same_bytes(teacher) -> None:
     assert Path("killed/answers.jsonl").read_bytes().count(b"\n") == 4
     made(teacher, "killed")
     assert files_of("killed") == files_of("whole")
+
+
+def test_a_stopped_run_says_what_it_keeps(teacher, monkeypatch) -> None:
+    def stop(row: Any, given: Any, **_: Any) -> Any:
+        if len(rows("answers.jsonl")) >= 8:
+            raise KeyboardInterrupt
+        return {}
+
+    monkeypatch.setattr(module, "_judged", stop)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        made(teacher)
+    assert caught.value.__notes__ == ["8/12 answers are kept in out"]
 
 
 def test_a_finished_run_computes_nothing(teacher, monkeypatch) -> None:

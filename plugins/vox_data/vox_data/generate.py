@@ -31,6 +31,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from vox_core.api.commands import kept_if_stopped, named
 from vox_core.api.files import append, write_bytes, write_json
 from vox_core.api.generating import GenerateSettings, open_model
 from vox_core.api.models import Observe, Progress
@@ -180,7 +181,7 @@ def _opened(
             return [(found[at].text, found[at].finish_reason) for at in range(len(asked))]
 
         identity = {"identity": model.identity(), **model.computed_by}
-        yield Teacher(model.title, identity, answers)
+        yield Teacher(named(teacher, model.title), identity, answers)
 
 
 def _at_address(url: str, recipe: GenerateRecipe) -> Teacher:
@@ -290,8 +291,9 @@ def _lines(
         block = prompts[start : start + BLOCK]
         system = [{"role": "system", "content": recipe.system}] if recipe.system else []
         asked = [[*system, {"role": "user", "content": each["prompt"]}] for each in block]
-        answers = teacher.answers(asked, start)
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        kept = f"{start}/{len(prompts)} answers are kept in {path.parent}"
+        with kept_if_stopped(kept), ThreadPoolExecutor(AT_ONCE) as pool:
+            answers = teacher.answers(asked, start)
             found = list(pool.map(judged, block, answers))
         new = [
             {"row": row, "answer": answer, **result}

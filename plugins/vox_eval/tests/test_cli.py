@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from vox_eval import evaluation
 
 FLAGS = ("--dtype", "fp32", "--backend", "cpu")
 
@@ -38,6 +42,55 @@ def test_a_comparison_is_printed(vox, suite, llama, other_llama) -> None:
     assert own.endswith(f"{llama.name}  here")
     assert theirs.endswith(f"{other_llama.name}  here/against")
     assert card == "scorecard  here/scorecard.html   answers  here/eval.jsonl"
+
+
+def test_runs_are_named_by_their_folders(vox, suite, trained, llama) -> None:
+    """Not by their base, which two runs share; scorecards of the same model stay the same."""
+    words = ("--suite", suite, "--limit", 1, *FLAGS)
+    done = vox("eval", trained, *words, "--against", llama, "--out", "here")
+    assert f"{trained} (base + adapter)  here" in done.out
+    assert f"tiny: {trained} (base + adapter) against {llama}" in Path(
+        "here/scorecard.html"
+    ).read_text("utf-8")
+    copy = shutil.copytree(trained, "copy")
+    assert vox("eval", copy, *words, "--out", "there").code == 0
+    for name in ("evaluation.json", "scorecard.json", "eval.jsonl"):
+        assert Path("here", name).read_bytes() == Path("there", name).read_bytes(), name
+
+
+def test_an_evaluation_is_found_under_another_name_of_its_model(vox, suite, llama) -> None:
+    words = ("--suite", suite, "--limit", 1, *FLAGS)
+    done = vox("eval", llama, *words)
+    copy = shutil.copytree(llama, "copy")
+    again = vox("eval", copy, *words)
+    assert again.out.splitlines()[-1] == done.out.splitlines()[-1]
+    assert len([*Path("evals").iterdir()]) == 1
+
+
+def test_the_other_model_is_found_before_the_first_is_evaluated(vox, suite, llama) -> None:
+    done = vox("eval", llama, "--suite", suite, "--against", "nope", *FLAGS)
+    assert (done.code, "VOX-M001" in done.err, Path("evals").exists()) == (2, True, False)
+
+
+def test_a_stopped_evaluation_says_what_it_keeps(vox, suite, llama, monkeypatch) -> None:
+    monkeypatch.setattr(evaluation, "BLOCK", 4)
+    scored, blocks = evaluation._scored, []
+
+    def stopped(*given: Any) -> Any:
+        blocks.append(given)
+        if len(blocks) == 2:
+            raise KeyboardInterrupt
+        return scored(*given)
+
+    monkeypatch.setattr(evaluation, "_scored", stopped)
+    words = ("eval", llama, "--suite", suite, "--out", "here", *FLAGS)
+    done = vox(*words)
+    assert done.code == 130
+    assert done.err.splitlines()[-2:] == [
+        "stopped; 4/15 examples are kept in here",
+        f"next: vox {' '.join(map(str, words))}, to continue",
+    ]
+    assert vox(*words).code == 0
 
 
 def test_json(vox, suite, llama) -> None:

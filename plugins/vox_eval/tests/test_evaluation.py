@@ -333,13 +333,13 @@ def test_a_model_is_better_where_enough_rows_say_so(run, write, llama, other_lla
     assert reverse and reverse["text"].verdict == "worse"
 
 
-def test_the_page_has_the_samples_of_both_models(run, other_llama) -> None:
+def test_the_page_has_the_samples_of_both_models(run, llama, other_llama) -> None:
     run(out=Path("one"))
     alone = Path("one/scorecard.html").read_text()
-    assert alone.count("user: Say 3.") == 2 and "tiny: base" in alone
+    assert alone.count("user: Say 3.") == 2 and f"tiny: {llama}" in alone
     run(against=str(other_llama), out=Path("one"))
     both = Path("one/scorecard.html").read_text()
-    assert both.count("tiny: base against other") == 2  # title and heading
+    assert both.count(f"tiny: {llama} against {other_llama}") == 2  # title and heading
     assert both.count("user: Say 3.") == 2
 
 

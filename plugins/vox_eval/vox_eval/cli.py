@@ -117,7 +117,7 @@ def _show(report: Report) -> None:
     for each in filter(None, (report.own, report.other)):
         if each.card.score is not None:
             where = f"  {each.folder}" if report.other else ""
-            click.echo(printable(f"suite score {each.card.score:.4f}  {each.card.model}{where}"))
+            click.echo(printable(f"suite score {each.card.score:.4f}  {each.name}{where}"))
     from vox_eval.page import PAGE
     from vox_eval.scorecard import SAMPLES
 

@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from vox_core.api.commands import EvalSettings, duration
+from vox_core.api.commands import EvalSettings, duration, kept_if_stopped, named
 from vox_core.api.files import append, storage_errors, write_json
 from vox_core.api.generating import GenerateSettings, OpenModel, Question, open_model, prompt_text
 from vox_core.api.host import foreign_errors
-from vox_core.api.models import Observe, Progress
+from vox_core.api.models import Observe, Progress, resolve_reference
 from vox_core.api.runs import Results, continued
 from vox_core.contract import Batch, Notice, padded_groups
 from vox_core.errors import DataError, PluginError, TrainingError
@@ -74,10 +74,11 @@ _SPEAKERS = "assistant", "user"
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The folder of an evaluation and its scorecard."""
+    """The folder of an evaluation, its scorecard, and the model's name for display."""
 
     folder: Path
     card: Scorecard
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,9 @@ def evaluate_and_compare(
     suite, against = read_suites(settings.suite, settings.limit, reference), settings.against
     other = None
     if against and (Path(against) / EVALUATION).is_file():
-        other = Evaluated(Path(against), read_scorecard(Path(against), suite))
+        other = Evaluated(Path(against), read_scorecard(Path(against), suite), against)
+    elif against:  # before the first model is evaluated
+        resolve_reference(against, progress=progress)
     for line in visible(suite) if against else ():
         observe(Notice(line))
     evaluated = partial(
@@ -147,7 +150,7 @@ def evaluate_and_compare(
     if not against:
         return Report(own)
     other = other or evaluated(against, out=settings.out and settings.out / AGAINST)
-    write_page(own.folder, other.folder)
+    write_page(own.folder, other.folder, names=(own.name, other.name))
     return Report(own, other, compare(own.card, other.card))
 
 
@@ -174,7 +177,8 @@ def evaluate(
     with open_model(reference, chosen, observe=observe, progress=progress) as model:
         decides = decided_by(model, suite)
         folder = out or default_folder(suite, reference, decides["digest"])
-        return evaluate_opened(model, suite, decides, folder, observe)
+        name = named(reference, model.title)
+        return evaluate_opened(model, suite, decides, folder, observe, name=name)
 
 
 def evaluate_opened(
@@ -184,12 +188,14 @@ def evaluate_opened(
     folder: Path,
     observe: Observe,
     stop: Stop = lambda: False,
+    name: str = "",
 ) -> Evaluated:
     """Evaluate a model that is open.
 
     Args:
         decides: as `decided_by` returns it.
         stop: called after each example.
+        name: of the model, for display; empty: its title.
 
     Raises:
         Stopped: `stop` said so; `folder` keeps the blocks before.
@@ -198,20 +204,23 @@ def evaluate_opened(
     prepared = [
         _prepared(model, task, at) for task in suite.tasks for at in range(len(task.examples))
     ]
-    with computed_in(folder, decides, model.title, observe):
+    name = name or model.title
+    with computed_in(folder, decides, name, observe):
         lines = _run(model, prepared, folder / SAMPLES, observe, stop)
         with storage_errors(folder):
             samples = (folder / SAMPLES).read_bytes()
         card = scorecard(suite, lines, samples, digest=decides["digest"], model=model.title)
         write_json(folder / SCORECARD, card.to_json())
-        write_page(folder)
-    return Evaluated(folder, card)
+        write_page(folder, names=(name,))
+    return Evaluated(folder, card, name)
 
 
 def default_folder(suite: Suite, reference: str, digest: str) -> Path:
-    """Return `evals/SUITE-MODEL-DIGEST`."""
+    """Return `evals/SUITE-MODEL-DIGEST`, or the same evaluation under another name of the model."""
     name = re.sub(r"[^\w.-]+", "-", reference.rstrip("/").rpartition("/")[2]).strip("-.")
-    return Path("evals") / f"{suite.name}-{name or 'model'}-{digest[:8]}"
+    own = Path("evals") / f"{suite.name}-{name or 'model'}-{digest[:8]}"
+    there = sorted(own.parent.glob(f"{suite.name}-*-{digest[:8]}"))
+    return own if own in there else next(iter(there), own)
 
 
 def decided_by(model: OpenModel, suite: Suite) -> dict[str, Any]:
@@ -280,7 +289,8 @@ def _run(
     progress = _Progress(len(lines), len(prepared), observe, stop)
     for start in range(len(lines), len(prepared), BLOCK):
         block = prepared[start : start + BLOCK]
-        new = [*map(_line, block, *_scored(model, block, progress))]
+        with kept_if_stopped(f"{start}/{len(prepared)} examples are kept in {path.parent}"):
+            new = [*map(_line, block, *_scored(model, block, progress))]
         append(path, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in new).encode())
         lines += new
     return lines

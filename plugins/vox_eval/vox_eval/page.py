@@ -11,6 +11,7 @@ import base64
 import hashlib
 import html
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ LONGEST = 20_000
 """Characters of a text in the page."""
 
 
-def write_page(folder: Path, against: Path | None = None) -> None:
+def write_page(folder: Path, against: Path | None = None, *, names: Sequence[str] = ()) -> None:
     """Write the page of an evaluation into its folder.
 
     Args:
         against: folder of another evaluation of the same suite, to show beside it.
+        names: of the models, for display; none: as the scorecards have them.
     """
     folders = [folder, *([against] if against else [])]
     cards: list[Any] = [read_json(each / SCORECARD) for each in folders]
@@ -48,10 +50,9 @@ def write_page(folder: Path, against: Path | None = None) -> None:
         [numbers[rows[0]["task"]], _prompt(rows[0]), *map(_answer, rows)]
         for rows in zip(*lines, strict=True)
     ]
-    data = {"models": [card["model"] for card in cards], "tasks": tasks, "samples": samples}
-    write_text(
-        folder / PAGE, _page(f"{cards[0]['suite']}: {' against '.join(data['models'])}", data)
-    )
+    models = names or [card["model"] for card in cards]
+    data = {"models": models, "tasks": tasks, "samples": samples}
+    write_text(folder / PAGE, _page(f"{cards[0]['suite']}: {' against '.join(models)}", data))
 
 
 def _score(task: Any) -> str:

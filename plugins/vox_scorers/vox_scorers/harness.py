@@ -28,13 +28,13 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from vox_core.api.commands import EvalSettings
+from vox_core.api.commands import EvalSettings, named
 from vox_core.api.files import storage_errors, write_bytes, write_json
 from vox_core.api.generating import GenerateSettings, OpenModel, open_model
-from vox_core.api.models import Observe, Progress
+from vox_core.api.models import Observe, Progress, resolve_reference
 from vox_core.errors import ConfigError
 from vox_eval.evaluation import AGAINST, Evaluated, Report, computed_in, default_folder
-from vox_eval.scorecard import SAMPLES, SCORECARD, compare, scorecard
+from vox_eval.scorecard import SAMPLES, SCORECARD, Scorecard, compare, scorecard
 from vox_eval.scorer import Example, Output, Score, Scorer, options
 from vox_eval.suites import Suite, Task, TaskTable
 
@@ -111,6 +111,8 @@ def evaluate(
         observe=observe,
         progress=progress,
     )
+    if settings.against:  # before the first model is evaluated
+        resolve_reference(settings.against, progress=progress)
     own = evaluated(reference, out=settings.out)
     if settings.against is None:
         return Report(own)
@@ -178,8 +180,7 @@ def _evaluate(
     with open_model(reference, chosen, observe=observe, progress=progress) as model:
         decides = _decides(model, tasks, settings.limit, BLOCK)
         digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-        named = Suite("lm-eval", ())
-        folder = out or default_folder(named, reference, digest)
+        folder = out or default_folder(Suite("lm-eval", ()), reference, digest)
         with computed_in(folder, {"digest": digest, **decides}, model.title, observe):
             # Its bootstraps start processes otherwise, which take longer.
             os.environ.setdefault("DISABLE_MULTIPROC", "1")
@@ -191,7 +192,8 @@ def _evaluate(
                 limit=settings.limit or None,
                 bootstrap_iters=BOOTSTRAPS,
             )
-            return _written(folder, results, digest, model.title)
+            card = _written(folder, results, digest, model.title)
+    return Evaluated(folder, card, named(reference, model.title))
 
 
 def _decides(model: OpenModel, tasks: Mapping[str, Any], limit: int, block: int) -> dict[str, Any]:
@@ -214,7 +216,7 @@ def _needs_greedy(task: Any) -> bool:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _written(folder: Path, results: Mapping[str, Any], digest: str, model: str) -> Evaluated:
+def _written(folder: Path, results: Mapping[str, Any], digest: str, model: str) -> Scorecard:
     """Write lm-eval's results as an evaluation's files."""
     tasks, lines = list[Task](), list[dict[str, Any]]()
     for name, samples in results["samples"].items():
@@ -228,7 +230,7 @@ def _written(folder: Path, results: Mapping[str, Any], digest: str, model: str) 
         write_json(folder / RESULTS, json.loads(json.dumps(kept, default=str)))
     card = scorecard(Suite("lm-eval", tuple(tasks)), lines, content, digest=digest, model=model)
     write_json(folder / SCORECARD, card.to_json())
-    return Evaluated(folder, card)
+    return card
 
 
 def _task(

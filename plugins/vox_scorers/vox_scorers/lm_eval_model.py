@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from vox_core.api.commands import kept_if_stopped
 from vox_core.api.files import append
 from vox_core.api.generating import OpenModel, Question, Sampling
 from vox_core.api.models import Observe
@@ -144,7 +145,8 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
             content = json.dumps([what, start, block], sort_keys=True, default=str)
             name = hashlib.sha256(content.encode()).hexdigest()[:16]
             if name not in self._kept:
-                answers = compute(block, start)
+                with kept_if_stopped(f"{start}/{len(asked)} {what} are kept in {self._path}"):
+                    answers = compute(block, start)
                 line = json.dumps({"block": name, "answers": answers}, ensure_ascii=False)
                 append(self._path, f"{line}\n".encode())
                 self._kept[name] = answers
