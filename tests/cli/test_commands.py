@@ -18,6 +18,7 @@ from tests.cli.services import STEP, WHY, Merging, Training, Voice, start
 from tests.run.history_samples import make_run
 from vox_core.catalog import load_catalog
 from vox_core.config import MergeSettings
+from vox_core.contract import LaunchResult, World
 from vox_core.errors import AdapterError
 from vox_core.host import Verdict
 from vox_core.models import LocalModel
@@ -102,6 +103,26 @@ def test_a_stopped_run_exits_130_and_says_how_to_go_on(vox, monkeypatch, flags) 
     assert done.code == 130
     assert done.err.endswith("stopped; resume with: vox train --resume runs/a\n")
     assert "next:" not in done.out
+
+
+def test_a_stopped_run_of_several_processes_resumes_with_as_many(vox, monkeypatch) -> None:
+    monkeypatch.setattr("vox_core.run.train.train", Training(stopped=True))
+    monkeypatch.setattr("vox_core.cli.train.world_of", lambda: World(0, 2))
+    done = vox("train", "--out", "runs/a", "--processes", 2, "--shard")
+    assert done.err.endswith("resume with: vox train --resume runs/a --processes 2 --shard\n")
+
+
+def test_more_processes_than_examples_are_refused_before_any_starts(vox, monkeypatch) -> None:
+    jobs = []
+    monkeypatch.setattr(
+        "vox_core.cli.train.call_hook",
+        lambda *_, job, **__: jobs.append(job) or LaunchResult(0),
+    )
+    done = vox("train", "--processes", 9, "--out", "runs/a")
+    assert (done.code, jobs) == (2, [])
+    assert "VOX-C004" in done.err and "8 examples in a step" in done.err
+    assert vox("train", "--processes", 8, "--out", "runs/a").code == 0
+    assert jobs[0].resume == "vox train --resume runs/a --processes 8"
 
 
 @pytest.mark.parametrize(("step", "kept"), [(7, "saved up to step 7"), (None, "nothing was saved")])

@@ -107,13 +107,13 @@ def train(
         ).report
     except StoppedAtOnce as stop:
         kept = "nothing was saved" if stop.step is None else f"saved up to step {stop.step}"
-        _stop(ctx, f"stopped at once, {kept}", stop.run)
+        _stop(ctx, f"stopped at once, {kept}", stop.run, settings)
     if as_json:
         print_json(report)
     else:
         _show(report)
     if report.stopped:
-        _stop(ctx, "stopped", report.run)
+        _stop(ctx, "stopped", report.run, settings)
     return report
 
 
@@ -127,7 +127,14 @@ def _launched(settings: TrainSettings) -> int:
             where="--data -",
             remedy="save the rows to a file, and name it",
         )
-    job = LaunchJob(tuple(arguments), settings.processes, settings.launcher)
+    if settings.resume is None:
+        from vox_core.run.run_plan import require_example_each
+
+        require_example_each(settings.processes, settings.batch_size)
+    run = settings.resume if isinstance(settings.resume, Path) else settings.out
+    job = LaunchJob(
+        tuple(arguments), settings.processes, settings.launcher, _resume(run or "RUN", settings)
+    )
     result: LaunchResult = call_hook(
         provider("launchers", settings.launcher), "vox_launch", job=job, settings=settings
     )
@@ -150,10 +157,19 @@ def _emitted(kind: str, settings: TrainSettings, image: str | None) -> str:
     return text
 
 
-def _stop(ctx: click.Context, how: str, run: Path) -> NoReturn:
-    resume = printable(command("vox", "train", "--resume", run))
-    click.echo(f"{how}; resume with: {resume}", err=True)
+def _stop(ctx: click.Context, how: str, run: Path, settings: TrainSettings) -> NoReturn:
+    click.echo(f"{how}; resume with: {printable(_resume(run, settings))}", err=True)
     ctx.exit(STOPPED)
+
+
+def _resume(run: Path | str, settings: TrainSettings) -> str:
+    """Return the command that continues a run in as many processes."""
+    flags: list[object] = []
+    if settings.processes > 1:
+        flags += ["--processes", settings.processes]
+        flags += ["--shard"] if settings.shard else []
+        flags += ["--launcher", settings.launcher] if settings.launcher != "torchrun" else []
+    return command("vox", "train", "--resume", run, *flags)
 
 
 def _show(report: TrainReport) -> None:

@@ -141,11 +141,13 @@ class LaunchJob:
         arguments: of the `vox` command that each rank runs.
         processes: number of ranks.
         launcher: its name.
+        resume: command that continues the run; its folder is RUN where it has no name yet.
     """
 
     arguments: tuple[str, ...]
     processes: int
     launcher: str
+    resume: str = "vox train --resume RUN"
 
 
 @dataclass(frozen=True, slots=True)

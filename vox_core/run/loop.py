@@ -121,12 +121,14 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
             return
         first = next(steps_of(plan, min(start.step + 1, contract.total_steps)))
         document = probe_document(first.batches)
+        emit(Notice("loading the model …"))
         job = TrainJob(plan.execution, inputs.model.path, document, plan.settings.shard)
         trainer = stack.enter_context(contextlib.closing(inputs.backend.train(job, context)))
         if len(first.batches) < session.world.size and not plan.settings.reward:
+            tokens = sum(batch.tokens_T.size for batch in first.batches)
             text = f"step {first.number} has micro-batches for {len(first.batches)} of "
-            text += f"{session.world.size} processes: lower --micro-batch-tokens"
-            emit(Notice(text, "warning"))
+            text += f"{session.world.size} processes: lower --micro-batch-tokens, for example to "
+            emit(Notice(text + f"{tokens // session.world.size}", "warning"))
         require_same(trainer, session.world, partial(facts_of, plan, start))
         learner = Learner(
             trainer,

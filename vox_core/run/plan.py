@@ -271,7 +271,7 @@ def _require_none(faults: Collection[str]) -> None:
     if faults:
         raise PlanError(
             "P001",
-            "the contract cannot be carried out",
+            "these settings cannot be trained with this model",
             faults=tuple(faults),
             remedy="change these settings and run again",
         )

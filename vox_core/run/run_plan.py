@@ -117,13 +117,7 @@ class RunPlan:
         if self.inputs.objective is None:  # which may read any field, as may a reward
             for name, count in unused_fields([*rows.train, *rows.valid]).items():
                 yield f'the field "{name}" of {_count(count, "row")} is not used'
-        temperature = self.settings.rollout_temperature
-        if learns_from_answers(self.inputs.objective) and temperature != 1:
-            yield (
-                f"--rollout-temperature {temperature:g} samples from another distribution than the "
-                "one that is trained: log-probabilities are those at temperature 1 (TRL divides "
-                "the logits by the temperature in training, too)"
-            )
+        yield from self._odd_settings()
         yield from dict.fromkeys((*data.train.notes, *(data.valid.notes if data.valid else ())))
         longer = f"longer than {self.contract.seq_len} tokens"
         for what, dataset in (("training row", data.train), ("validation row", data.valid)):
@@ -135,6 +129,17 @@ class RunPlan:
                     yield f"{_count(count, what)} {longer}: {how}"
         for what, found in data.audits.items():
             yield from (f"{what}: {finding}" for finding in found.of_level("warning"))
+
+    def _odd_settings(self) -> Iterator[str]:
+        every, temperature = self.settings.eval_every, self.settings.rollout_temperature
+        if every and self.data.valid is None and self.inputs.evaluator is None:
+            yield f"--eval-every {every} evaluates nothing: add --valid or --eval-suite"
+        if learns_from_answers(self.inputs.objective) and temperature != 1:
+            yield (
+                f"--rollout-temperature {temperature:g} samples from another distribution than the "
+                "one that is trained: log-probabilities are those at temperature 1 (TRL divides "
+                "the logits by the temperature in training, too)"
+            )
 
     def preflight(self) -> dict[str, Any]:
         """`preflight.json`: what was found before the run, and how the backend was chosen."""
@@ -350,11 +355,16 @@ def _require_shared(run: RunPlan, processes: int) -> None:
             found=f"its launchers: {', '.join(able) or 'none'}",
             remedy="choose another --backend or --launcher, or leave out --processes",
         )
+    require_example_each(processes, examples)
+
+
+def require_example_each(processes: int, examples: int) -> None:
+    """Refuse more processes than a step has examples (C004)."""
     if examples < processes:
         raise ConfigError(
             "C004",
             "a step has fewer examples than there are processes",
-            where=where,
+            where=f"--processes {processes}",
             found=f"{_count(examples, 'example')} in a step",
             remedy=f"use --processes {examples} or fewer, or a larger --batch-size",
         )

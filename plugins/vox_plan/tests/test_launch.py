@@ -38,6 +38,18 @@ def test_a_rank_that_computes_does_not_hang(tmp_path, monkeypatch):
     assert found == [False, False, False, True]
 
 
+def test_the_last_words_of_a_rank_are_whole_lines(tmp_path):
+    job = LaunchJob(("--version",), 1, "torchrun", "vox train --resume runs/a --processes 2")
+    rank = launching.Rank(1, job, tmp_path, {}, shown=False)
+    rank.process.kill()
+    rank.process.wait()
+    rank.output.write_text("one\ntwo\nstep 1\rstep 2\nan error\n")
+    error = rank.error(False)
+    rank.close()
+    assert error.found == "ended by SIGKILL; its last words: step 1\nstep 2\nan error"
+    assert error.remedy.startswith("continue with vox train --resume runs/a --processes 2, on any")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_cpu_time_of_a_process():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:

@@ -30,7 +30,7 @@ from vox_core.contract import SFT
 
 if TYPE_CHECKING:
     from vox_plan.memory_forecast import Option
-    from vox_plan.report import DiskPlan, MemoryPlan, PlanReport, Suggestion
+    from vox_plan.report import DiskPlan, MemoryPlan, PlanReport, ProcessesPlan, Suggestion
 
 PRESETS = "presets"
 _KEY = re.compile(r"[a-z]+(_[a-z]+)*")
@@ -135,7 +135,7 @@ def show(report: PlanReport) -> None:
 def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
     if report.refused:
         yield "refused", report.refused
-    yield "peak memory", _peak(report.memory)
+    yield "peak memory", _peak(report.memory, report.processes)
     if report.memory.measured is not None:
         yield "  so far", f"{megabytes(report.memory.measured)}, in the steps that were measured"
     parts = report.memory.parts.items()
@@ -143,8 +143,7 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
     if processes := report.processes:
         yield (
             "processes",
-            f"{processes.count}, each with the memory above, on one machine: "
-            f"{megabytes(processes.memory)}",
+            f"{processes.count}, on one machine: {megabytes(processes.memory)} together",
         )
         yield "  on the wire", f"{megabytes(processes.wire)} from each in a step, on average"
     yield from _speed(report)
@@ -255,12 +254,13 @@ def _speed(report: PlanReport) -> Iterator[tuple[str, str]]:
         yield "  not fast", ", ".join(f"{count} {reason}" for reason, count in speed.own.items())
 
 
-def _peak(memory: MemoryPlan) -> str:
+def _peak(memory: MemoryPlan, processes: ProcessesPlan | None = None) -> str:
     text = f"about {megabytes(memory.peak)}"
     if memory.free is not None:
         text += f" of {megabytes(memory.free)} free"
     if memory.total is not None:
         text += f", {megabytes(memory.total)} in all"
+    text += f", for each of {processes.count} processes" if processes else ""
     return text + ("" if memory.fits is not False else ": more than there is")
 
 

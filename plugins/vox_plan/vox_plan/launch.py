@@ -51,8 +51,8 @@ LOOPBACK_ALONE = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "
 """Keeps the connections of torch's ranks on this machine."""
 _POLL = 0.1
 _STOPPED = 130
-_WORDS = 400
-"""Characters of a rank's last output that an error quotes."""
+_WORDS, _LINES = 400, 3
+"""Characters and lines of a rank's last output that an error quotes, at most."""
 
 
 class Rank:
@@ -77,7 +77,7 @@ class Rank:
         shown: bool,
         cwd: Path | None = None,
     ) -> None:
-        self.number, self._folder = number, folder
+        self.number, self._folder, self._resume = number, folder, job.resume
         alive, self._alive = os.pipe()
         self._beats, beats = os.pipe()
         os.set_blocking(self._beats, False)
@@ -164,15 +164,21 @@ class Rank:
             how = f"no sign of life for {SILENCE:.0f} seconds; it was killed"
         words = ""
         if self._kept:
-            words = self.output.read_bytes()[-_WORDS:].decode(errors="replace").strip()
+            words = _last_lines(self.output.read_text(errors="replace"))
         return TrainingError(
             "T006",
             f"rank {self.number} of the run has {'stopped responding' if hung else 'died'}",
             where=f"rank {self.number}, process {self.process.pid} on {os.uname().nodename}",
             found=f"{how}; its last words: {words}" if words else how,
-            remedy="resume from the newest checkpoint with vox train --resume RUN, on any number "
-            "of processes; if the system killed the process, it was probably out of memory",
+            remedy=f"continue with {self._resume}, on any number of processes; if the system "
+            "killed the process, it was probably out of memory",
         )
+
+
+def _last_lines(text: str) -> str:
+    """Return the last lines without the repeated ones of a progress bar, at most `_WORDS` long."""
+    lines = text.replace("\r", "\n").strip().splitlines()
+    return "\n".join(lines[-_LINES:])[-_WORDS:]
 
 
 def record_of(folder: Path, rank: int) -> dict[str, Any] | None:

@@ -145,18 +145,18 @@ def _split_gradient(run: RunPlan) -> int:
     return 4 * sum(split_trained(_architecture(run), {*plan.saved.values()}))
 
 
-def micro_batches(run: RunPlan) -> int:
-    """Micro-batches of an average step, of all processes together."""
-    documents, size = run.data.train, run.execution.micro_batch_tokens
-    tokens = documents.tokens * min(run.contract.batch_size, documents.groups) / documents.groups
+def step_tokens(run: RunPlan) -> float:
+    """Tokens of an average step."""
     if samples_answers(run):
-        tokens = _answers(run) * sum(_rollout(run))
-    return math.ceil(tokens / size)
+        return _answers(run) * sum(_rollout(run))
+    documents = run.data.train
+    return documents.tokens * min(run.contract.batch_size, documents.groups) / documents.groups
 
 
 def _passes(run: RunPlan) -> int:
     """Micro-batches of a rank in an average step."""
-    return math.ceil(micro_batches(run) / run.settings.processes)
+    micro_batches = math.ceil(step_tokens(run) / run.execution.micro_batch_tokens)
+    return math.ceil(micro_batches / run.settings.processes)
 
 
 def _of_each(run: RunPlan) -> str:
@@ -280,9 +280,10 @@ def _way_out(run: RunPlan, seen: MemoryForecast, resumed: bool) -> str:
         return "no setting that a resumed run may change makes it fit"
     manifest, processes = run.inputs.backend.found.manifest, run.settings.processes
     able = processes > 1 and manifest and manifest.capabilities.sharding
-    shard = "split the base with --shard, " if able and not run.settings.shard else ""
+    shared = "use fewer --processes, " if processes > 1 else ""
+    shared += "split the base with --shard, " if able and not run.settings.shard else ""
     return (
-        f"no --quant, --gradient-checkpointing or --micro-batch-tokens makes it fit: {shard}"
+        f"no --quant, --gradient-checkpointing or --micro-batch-tokens makes it fit: {shared}"
         f"shorten examples with --seq-len (the longest has {seen.batch.longest} tokens), or choose "
         "a smaller model"
     )

@@ -6,6 +6,7 @@ here is what train refuses, in the same words.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -24,8 +25,8 @@ from vox_plan.memory_forecast import (
     fitting,
     forecast,
     forecast_merge,
-    micro_batches,
     samples_answers,
+    step_tokens,
     suggest,
     wire_bytes,
 )
@@ -144,10 +145,12 @@ def _warnings(run: RunPlan) -> Iterator[str]:
     for notice in (*run.notices(), *run.advice.notices):
         if notice.level == "warning":
             yield notice.message
-    if (processes := run.settings.processes) > (batches := micro_batches(run)):
+    tokens, processes = step_tokens(run), run.settings.processes
+    if processes > (batches := math.ceil(tokens / run.execution.micro_batch_tokens)):
         yield (
             f"{batches} micro-batch{'' if batches == 1 else 'es'} in an average step for "
-            f"{processes} processes: lower --micro-batch-tokens"
+            f"{processes} processes: lower --micro-batch-tokens, for example to "
+            f"{tokens // processes:.0f}"
         )
 
 
