@@ -18,7 +18,7 @@ from vox_core.config import TrainSettings
 from vox_core.contract import LaunchJob, LaunchResult
 from vox_core.display import SHORT_RUN
 from vox_core.errors import ConfigError, command
-from vox_core.host.load import call_hook, provider, world_of
+from vox_core.host.load import call_hook, provider, require_example_each, world_of
 
 if TYPE_CHECKING:
     from vox_core.run.artifacts import TrainReport
@@ -128,8 +128,6 @@ def _launched(settings: TrainSettings) -> int:
             remedy="save the rows to a file, and name it",
         )
     if settings.resume is None:
-        from vox_core.run.run_plan import require_example_each
-
         require_example_each(settings.processes, settings.batch_size)
     run = settings.resume if isinstance(settings.resume, Path) else settings.out
     job = LaunchJob(

@@ -152,6 +152,18 @@ def world_of(environ: Mapping[str, str] = os.environ) -> World:
     )
 
 
+def require_example_each(processes: int, examples: int) -> None:
+    """Refuse more processes than a step has examples (C004)."""
+    if examples < processes:
+        raise ConfigError(
+            "C004",
+            "a step has fewer examples than there are processes",
+            where=f"--processes {processes}",
+            found=f"{examples} example{'' if examples == 1 else 's'} in a step",
+            remedy=f"use --processes {examples} or fewer, or a larger --batch-size",
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Backend:
     """A loaded backend; each call checks the result's type, or raises a `VoxError`."""

@@ -33,7 +33,14 @@ from vox_core.errors import (
     command,
 )
 from vox_core.host.discover import Found
-from vox_core.host.load import broken, format_error, load_plugin, no_provider, providers
+from vox_core.host.load import (
+    broken,
+    format_error,
+    load_plugin,
+    no_provider,
+    providers,
+    require_example_each,
+)
 from vox_core.host.probe import unmet
 from vox_core.host.select import Seen
 from vox_core.run import folder, plan, resume
@@ -356,18 +363,6 @@ def _require_shared(run: RunPlan, processes: int) -> None:
             remedy="choose another --backend or --launcher, or leave out --processes",
         )
     require_example_each(processes, examples)
-
-
-def require_example_each(processes: int, examples: int) -> None:
-    """Refuse more processes than a step has examples (C004)."""
-    if examples < processes:
-        raise ConfigError(
-            "C004",
-            "a step has fewer examples than there are processes",
-            where=f"--processes {processes}",
-            found=f"{_count(examples, 'example')} in a step",
-            remedy=f"use --processes {examples} or fewer, or a larger --batch-size",
-        )
 
 
 def _require_sharding(run: RunPlan, processes: int) -> None:
