@@ -146,17 +146,19 @@ def _what_is_there(path: Path) -> str:
     if len(path.parts) > 1 and path.parent.is_dir():
         there = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
         return f"no such folder; in {path.parent} there are: {', '.join(there[:10]) or 'none'}"
-    return "no such folder, GGUF file or catalog id, and not a hub id (owner/name)"
+    return "no such folder, GGUF file, catalog id or promoted model, and not a hub id (owner/name)"
 
 
 def _unknown(reference: str) -> ModelError:
-    near = difflib.get_close_matches(reference.casefold(), known().models, n=3)
+    names = [*known().models, *(path.stem for path in Path("registry").glob("*.json"))]
+    near = difflib.get_close_matches(reference.casefold(), names, n=3)
     did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
     return ModelError(
         "M001",
         "the model reference names nothing that vox can find",
         where=reference or "the empty text",
         found=_what_is_there(Path(reference)),
-        expected="a folder, a GGUF file, an id of `vox model list` or a hub id (owner/name)",
+        expected="a folder, a GGUF file, an id of `vox model list`, a hub id (owner/name), "
+        "or a name of `vox registry list`, once a model was promoted under it",
         remedy=f"{did_you_mean}`vox model list` shows the models that vox knows by name",
     )

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from vox_core.api.runs import RunFolder, locked
 from vox_core.errors import ModelError
-from vox_eval import registry
+from vox_eval import cli, registry
 
 GATE = """
 suites = ["yes.toml"]
@@ -55,17 +55,29 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "mine"))
 
 
+def records_of(out: str) -> Path:
+    """The folder that a yes has printed."""
+    found = re.search(r"^records  (.*)$", out, re.MULTILINE)
+    assert found, out
+    return Path(found[1])
+
+
 def digest_of(path: Path) -> str:
     return json.loads(path.read_text())["current"]["digest"]
 
 
 def test_a_yes_moves_the_name_that_commands_take(vox, gate, run, llama) -> None:
     done = vox("promote", run, "--gate", gate)
-    assert (done.code, done.out.splitlines()[-3:-1]) == (
+    records = records_of(done.out)
+    assert (done.code, done.out.splitlines()[-4:]) == (
         0,
-        ["answer: yes", f"production is {run} from now on"],
+        [
+            "answer: yes",
+            f"production is {run} from now on",
+            f"records  {records}",
+            "next: vox serve production",
+        ],
     )
-    records = Path(done.out.split()[-1])
     facts = json.loads((records / "promotion.json").read_text())
     assert facts["candidate"]["reference"] == str(run)
     assert facts["current"]["reference"] == str(llama.resolve())
@@ -82,7 +94,11 @@ def test_a_yes_moves_the_name_that_commands_take(vox, gate, run, llama) -> None:
 
 def test_a_no_and_too_little_evidence_move_nothing(vox, gate, run, other_llama) -> None:
     done = vox("promote", other_llama, "--gate", gate, "--over", run)
-    assert (done.code, done.out.splitlines()[-1]) == (1, "answer: no")
+    last, step = done.out.splitlines()[-2:]
+    assert (done.code, last) == (1, "answer: no (failed: yes)")
+    pages = re.findall(r"\S+\.html", step)
+    assert step.startswith("next: compare the answers in ") and len(pages) == 2
+    assert all(Path(page).is_file() for page in pages)
     assert "has no record of its training rows" in done.err
     assert "leakage not known (limit 0, undecided)" in done.out
     rows = [json.loads(line) for line in gate.with_name("yes.jsonl").open()][:6]
@@ -94,15 +110,16 @@ def test_a_no_and_too_little_evidence_move_nothing(vox, gate, run, other_llama) 
 
 
 def test_records_alone_give_the_decision(vox, gate, run) -> None:
-    records = Path(vox("promote", run, "--gate", gate).out.split()[-1])
+    records = records_of(vox("promote", run, "--gate", gate).out)
     kept = Path(shutil.copytree(records, Path("kept", records.name)))
     for name in ("evals", "mine", "yes.toml", "yes.jsonl", "gate.toml"):
         path = Path(name)
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert vox("promote", "production", "--verify").code == 0
-    assert vox("promote", kept, "--verify").out.splitlines()[-1] == (
-        f"the records in {kept} give this decision"
-    )
+    assert vox("promote", kept, "--verify").out.splitlines()[-2:] == [
+        "answer: yes",
+        f"the records in {kept} give this decision",
+    ]
     own = kept / "candidate-cpu"
     for name in ("eval.jsonl", "scorecard.json", "evaluation.json"):
         before = (own / name).read_bytes()
@@ -134,7 +151,7 @@ def rewritten(folder: Path, facts: Any) -> Path:
 @pytest.fixture
 def records(vox, gate, run) -> tuple[Path, Any]:
     """The folder of a promotion's records, and promotion.json."""
-    folder = Path(vox("promote", run, "--gate", gate).out.split()[-1])
+    folder = records_of(vox("promote", run, "--gate", gate).out)
     return folder, json.loads((folder / "promotion.json").read_text())
 
 
@@ -188,14 +205,27 @@ def test_records_of_another_suite_than_its_digest(vox, records) -> None:
     assert "of another suite" in vox("promote", moved, "--verify").err
 
 
-def test_leaked_rows_are_a_no(vox, gate, run) -> None:
+def test_leaked_rows_are_a_no(vox, gate, run, llama, trained, monkeypatch) -> None:
+    monkeypatch.setattr(cli, "SHOWN_LEAKS", 1)
     rows = gate.with_name("yes.jsonl")
     rows.write_text(re.sub(r"Was \d+ so", "Is 3 good", rows.read_text(), count=1))
     done = vox("promote", run, "--gate", gate)
-    assert (done.code, done.out.splitlines()[-1]) == (1, "answer: no")
-    assert "leaked: yes row" in done.out and "train.jsonl:4" in done.out
+    assert (done.code, done.out.splitlines()) == (
+        1,
+        [
+            "leakage 0.08333 (limit 0, failed)",
+            f"leaked: {rows}:1 (yes) is {trained.with_name('train.jsonl')}:4",
+            "and 1 more; --json lists all",
+            "answer: no (failed: leakage)",
+            "next: take these rows out of the suites, or train again without them",
+        ],
+    )
+    assert not Path("evals").exists()  # no evaluation could change the answer
     gate.write_text(GATE + "[limits]\nleakage = 0.1")
-    assert vox("promote", run, "--gate", gate).code == 0
+    move("production", "runs/theirs", "theirs")
+    done = vox("promote", run, "--gate", gate, "--over", llama)
+    assert done.code == 0
+    assert f"is {run} from now on, instead of runs/theirs, which was not compared" in done.out
 
 
 def test_leakage_that_is_not_known_is_no_yes(vox, gate, run) -> None:
@@ -224,7 +254,7 @@ def test_two_backends_have_to_agree(vox, gate, run) -> None:
     gate.write_text(GATE.replace('["cpu"]', '["cpu", "mlx"]').replace('dtype = "fp32"', ""))
     done = vox("promote", run, "--gate", gate)
     assert (done.code, "backend-differences 0 (limit 0, met)" in done.out) == (0, True)
-    records = Path(done.out.split()[-1])
+    records = records_of(done.out)
     assert len([path for path in records.iterdir() if path.is_dir()]) == 4
     assert vox("promote", "production", "--verify").code == 0
 
@@ -286,6 +316,10 @@ def test_rolling_back_goes_back_one_promotion_at_a_time(vox) -> None:
     assert kinds == [None, None, None, "c", "b", None, "d"]
     assert vox("registry", "show", "production").out.count("rolled back to") == 3
     assert "VOX-M009" in vox("registry", "rollback", "nothing").err
+    done = vox("registry", "show", "nothing")
+    assert (done.code, "no such name" in done.err, "production" in done.err) == (2, True, True)
+    done = vox("generate", "productoin", "hello")
+    assert (done.code, "did you mean production?" in done.err) == (2, True)
 
 
 def test_a_model_that_was_promoted_twice_is_rolled_back_once() -> None:

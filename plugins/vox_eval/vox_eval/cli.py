@@ -23,7 +23,7 @@ from vox_core.api.commands import (
     settings_from,
 )
 from vox_core.api.progress import display
-from vox_core.errors import ConfigError
+from vox_core.errors import ConfigError, command
 
 if TYPE_CHECKING:
     from vox_eval.evaluation import Report
@@ -66,10 +66,7 @@ def eval_(
     evaluate = _harness(harness, tasks) if harness and tasks else evaluate_and_compare
     with display() as shown:
         report = evaluate(
-            reference,
-            settings=settings,
-            observe=shown.observe,
-            progress=shown.transfer,
+            reference, settings=settings, observe=shown.observe, progress=shown.transfer
         )
     if as_json:
         print_json(_facts(report))
@@ -213,6 +210,7 @@ def promote(
     else:
         _show_decision(decision)
         if verify:
+            click.echo(_answer(decision))
             click.echo(printable(f"the records in {folder} give this decision"))
         else:
             _show_promotion(done)
@@ -234,7 +232,8 @@ def _show_decision(decision: Decision) -> None:
         )
         for each in decision.findings
     ]
-    print_columns([heads, *rows])
+    if rows:
+        print_columns([heads, *rows])
     for check in decision.checks:
         limit = "no limit" if check.limit is None else f"limit {check.limit:g}, {check.state}"
         found = "not known" if check.found is None else f"{check.found:.4g}"
@@ -242,15 +241,37 @@ def _show_decision(decision: Decision) -> None:
 
 
 def _show_promotion(done: Promotion) -> None:
-    for leak in done.leakage.leaks[:SHOWN_LEAKS]:
-        click.echo(printable(f"leaked: {leak.task} row {leak.row} is {leak.place}"))
+    leaks = done.leakage.leaks
+    for leak in leaks[:SHOWN_LEAKS]:
+        click.echo(printable(f"leaked: {leak.row} ({leak.task}) is {leak.place}"))
+    if len(leaks) > SHOWN_LEAKS:
+        click.echo(f"and {len(leaks) - SHOWN_LEAKS} more; --json lists all")
     for each in done.decision.findings:
         if each.state == "undecided":
             click.echo(f"{each.task}: {each.would_decide}")
-    click.echo(f"answer: {done.decision.answer}")
+    click.echo(_answer(done.decision))
     if done.folder:
-        click.echo(printable(f"{done.name} is {done.references['candidate']} from now on"))
+        instead = f", instead of {done.uncompared}, which was not compared" * bool(done.uncompared)
+        click.echo(printable(f"{done.name} is {done.references['candidate']} from now on{instead}"))
         click.echo(printable(f"records  {done.folder}"))
+    from vox_eval.page import PAGE
+
+    pages = " and ".join(str(each / PAGE) for each in [*done.evaluations.values()][:2])
+    step = {
+        "yes": command("vox", "serve", done.name),
+        "no": f"compare the answers in {pages}",
+        "not enough evidence": "add rows to the suites, or settle the check that is undecided",
+    }[done.decision.answer]
+    leaked = "take these rows out of the suites, or train again without them"
+    click.echo(printable(f"next: {step if pages else leaked}"))
+
+
+def _answer(decision: Decision) -> str:
+    """Return the answer with the tasks and checks that it follows from, unless it is a yes."""
+    state = "failed" if decision.answer == "no" else "undecided"
+    why = [each.task for each in decision.findings if each.state == state]
+    why += [each.name for each in decision.checks if each.state == state]
+    return f"answer: {decision.answer}" + (f" ({state}: {', '.join(why)})" if why else "")
 
 
 # --- vox registry ---------------------------------------------------------------------------------
@@ -288,6 +309,9 @@ def show(name: str, as_json: bool) -> None:
     """List every change of NAME, oldest first."""
     own = _registry()
     found = own.history(name)
+    if not found:
+        there = ", ".join(own.names()) or "no name"
+        raise own.fault(name, "the registry has no such name", there, "name one of these")
     if as_json:
         print_json(found)
     else:

@@ -419,9 +419,9 @@ def _needed(each: Requirement, gains: _Gains, gain: float, least: int) -> int | 
 
 def _differences(evidence: Evidence) -> dict[str, float]:
     """Return the share of the candidate's scores that differ on any backend from the first one."""
-    first_N, *others = (_scores(own) for own, _ in evidence.values())
-    if not others:
+    if len(evidence) < 2:
         return {}
+    first_N, *others = (_scores(own) for own, _ in evidence.values())
     allowed_N = SAME * np.maximum(1, np.abs(first_N))
     different = [(np.abs(each_N - first_N) > allowed_N).mean() for each_N in others]
     return {DIFFERENCES: float(max(different))}

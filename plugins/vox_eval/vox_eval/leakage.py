@@ -35,7 +35,7 @@ Words: TypeAlias = tuple[str, ...]
 
 
 class Leak(NamedTuple):
-    """A row of the suite, and the training row that it is like."""
+    """A row of the suite, by its place or digest, and the training row that it is like."""
 
     similarity: float
     task: str
@@ -150,7 +150,7 @@ class _Index:
             self._common |= {sequence for sequence, count in counts.items() if count > most}
             for example, each in zip(task.examples, words, strict=True):
                 own, number = _sequences(each) - self._common, len(self.rows)
-                self.rows.append((task.id, example.id, len(own)))
+                self.rows.append((task.id, example.place or example.id, len(own)))
                 for table, key in ((self._same, each), *((self._having, key) for key in own)):
                     table[key].append(number)
 

@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -52,7 +53,9 @@ class Promotion:
 
     Args:
         references: side, candidate or current -> run or model.
-        evaluations: side, backend and seed -> the folder of `vox eval`.
+        evaluations: side, backend and seed -> the folder of `vox eval`; none if the training rows
+            alone are a no.
+        uncompared: what the name stood for, if the candidate was compared with another model.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Promotion:
     decision: Decision
     leakage: Leakage
     evaluations: Mapping[str, Path]
+    uncompared: str | None = None
     folder: Path | None = None
 
 
@@ -68,7 +72,7 @@ class _Contest:
     """Two models by their sides, and what they are held against.
 
     Args:
-        before: digest of what the gate's name stands for; None for nothing.
+        before: the registry's entry of the gate's name; None for nothing.
     """
 
     gate: Gate
@@ -76,7 +80,7 @@ class _Contest:
     suite: Suite
     references: Mapping[str, str]
     models: Mapping[str, ModelReference]
-    before: str | None
+    before: Mapping[str, str] | None
 
 
 def promote(
@@ -108,14 +112,20 @@ def promote(
         leakage = find_leakage(contest.references[SIDES[0]], suite)
     for unknown in leakage.unknown or ():
         observe(Notice(f"leakage is not known: {unknown} {_UNKNOWN}", "warning"))
+    shared = {"leakage": leakage.share(gate.limits.leakage)}
+    early = Promotion(gate.name, contest.references, decide(gate, {}, shared), leakage, {})
+    if early.decision.answer == "no":  # whatever the evaluations would show
+        return early
     _prove(contest, observe)
     evaluated = dict(_evaluated(contest, observe, progress))
     cards = {key: each.card for key, each in evaluated.items()}
     suites = {key: each.digest for key, each in _suites(contest).items()}
-    measured = {"leakage": leakage.share(gate.limits.leakage), **_measured(contest, observe)}
+    measured = {**shared, **_measured(contest, observe)}
     decision = decide(gate, _evidence(gate, cards, suites), measured)
     folders = {key: each.folder for key, each in evaluated.items()}
-    done = Promotion(gate.name, contest.references, decision, leakage, folders)
+    before, other = contest.before, contest.models[SIDES[1]].digest()
+    uncompared = before["reference"] if before and before["digest"] != other else None
+    done = replace(early, decision=decision, evaluations=folders, uncompared=uncompared)
     if decision.answer == "yes":
         done = replace(done, folder=_record(contest, done, cards, suites, measured))
     return done
@@ -143,7 +153,7 @@ def _contest(
         )
     references = dict(zip(SIDES, map(_plain, (candidate, over or "")), strict=True))
     both = dict(zip(SIDES, (own, other), strict=True))
-    return _Contest(gate, digest, suite, references, both, before["digest"] if before else None)
+    return _Contest(gate, digest, suite, references, both, before)
 
 
 def _plain(reference: str) -> str:
@@ -162,6 +172,7 @@ def _prove(contest: _Contest, observe: Observe) -> None:
     if not own.adapter or not own.folder:
         return
     if probe := models.read_probe(own):
+        observe(Notice("loading the candidate to verify that it computes what was trained"))
         for settings in _settings(contest.gate):
             with open_base(own, {"adapter": own.adapter}, settings, observe=observe) as opened:
                 dtype = opened.job.dtype
@@ -178,21 +189,13 @@ def _evaluated(
     contest: _Contest, observe: Observe, progress: models.Progress | None
 ) -> Iterator[tuple[str, Evaluated]]:
     """Yield each evaluation under its key."""
+    evaluated = partial(evaluate, out=None, observe=observe, progress=progress)
     for each in _settings(contest.gate):
         settings = EvalSettings(backend=each.backend, dtype=each.dtype)
         for seed, suite in _suites(contest).items():
             for side, reference in contest.references.items():
-                yield (
-                    _key(side, each.backend, seed),
-                    evaluate(
-                        reference,
-                        suite=suite,
-                        settings=settings,
-                        out=None,
-                        observe=observe,
-                        progress=progress,
-                    ),
-                )
+                done = evaluated(reference, suite=suite, settings=settings)
+                yield _key(side, each.backend, seed), done
 
 
 def _key(side: str, backend: str | None, seed: str) -> str:
@@ -319,7 +322,7 @@ def _record(
     }
     digest = _digest(facts)
     folder = REGISTRY / "promotions" / f"{done.name}-{digest[:12]}"
-    with registry.changing(done.name, contest.before):
+    with registry.changing(done.name, contest.before["digest"] if contest.before else None):
         if not folder.exists():
             files.make_folder(folder.parent)
             with files.atomic_folder(folder) as temporary:

@@ -62,6 +62,7 @@ class Example:
         ideal: right answers; for choices, the right one; empty if the row has none.
         choices: ends of the conversation to choose from.
         text: to compute the likelihood of.
+        place: file and line; empty for a row that a package makes.
     """
 
     id: str
@@ -70,6 +71,7 @@ class Example:
     ideal: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     text: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

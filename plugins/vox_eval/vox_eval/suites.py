@@ -21,7 +21,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -293,7 +293,8 @@ def _examples(suite: Path, task: TaskTable, scorer: Scorer) -> tuple[Example, ..
         faults += [Placed(path, 0, fault) for fault in file_faults(source.lines)]
         for number, _, line in raw_lines(source.lines) if not faults else ():
             try:
-                examples.append(_example(parse_object(line), scorer))
+                example = _example(parse_object(line), scorer)
+                examples.append(replace(example, place=f"{path}:{number}"))
             except RowError as error:
                 faults += [Placed(path, number, fault) for fault in error.faults]
     if faults:
