@@ -305,16 +305,20 @@ def _table_fault(kind: type[BaseModel], detail: ErrorDetails) -> str:
         hint = did_you_mean(key, _keys_at(kind, detail["loc"][:-1]))
         return f"{place}{key} is unknown" + (f"; {hint}" if hint else "")
     if detail["type"] == "missing":
-        return f"{place}{key} is missing"
+        field = None if place else kind.model_fields.get(key)
+        tables = field and get_origin(field.annotation) is tuple and _table_in(field.annotation)
+        return f"{place}{f'[[{key}]]' if tables else key} is missing"
     if isinstance(detail["loc"][-1], int):
         return f"{_place(detail['loc'])}{what}"
     return f"{place}{key} = {detail['input']!r}: {what}"
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """Return `[[source]] 2: ` for the second table of an array."""
-    words = [f" {part + 1}" if isinstance(part, int) else f"[[{part}]]" for part in location]
-    return f"{''.join(words)}: " if words else ""
+    """Return `[[source]] 2: ` for the second table of an array, `[limits]: ` for a table."""
+    words = list[str]()
+    for part in location:
+        words.append(f"[{words.pop()}] {part + 1}" if isinstance(part, int) else f"[{part}]")
+    return f"{' '.join(words)}: " if words else ""
 
 
 def _keys_at(kind: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[str]:

@@ -107,7 +107,9 @@ def readable(path: Path) -> Iterator[None]:
             where=path,
             found=cause.strerror,
             expected="a file that you may read",
-            remedy="check its permissions, or name another file",
+            remedy="correct the path"
+            if isinstance(cause, FileNotFoundError)
+            else "check its permissions, or name another file",
         ) from error
 
 

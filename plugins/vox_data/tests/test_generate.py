@@ -276,6 +276,10 @@ def test_seed_rows_with_faults(teacher) -> None:
         with pytest.raises(VoxError) as caught:
             made(teacher)
         assert caught.value.exit_code == 2
+    Path("seeds.jsonl").unlink()
+    with pytest.raises(VoxError) as caught:
+        made(teacher)
+    assert (caught.value.code, caught.value.remedy) == ("VOX-D001", "correct the path")
 
 
 def test_another_generation_in_the_folder_is_an_error(teacher) -> None:

@@ -229,7 +229,7 @@ def test_all_faults_of_a_recipe_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "source is missing"),
+        ("", "[[source]] is missing"),
         ("source = []", "there is no [[source]]"),
         ("[[source]]\npath='a'\nweight=1\n[[source]]\npath='b'", "[[source]] 2: weight is missing"),
         ("[[source]]\npath='a'\nrepeat=true", "repeat = true needs weights"),

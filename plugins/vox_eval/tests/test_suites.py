@@ -102,7 +102,7 @@ def test_several_suites(write) -> None:
     ("text", "fault"),
     [
         ("name = ", "it cannot be read: Invalid value"),
-        ('name = "s"', "task is missing"),
+        ('name = "s"', "[[task]] is missing"),
         ('name = "s"\ntask = []', "task = []: tuple should have at least 1 item"),
         ('name = "a b"\ntask = []', "name = 'a b': string should match"),
         ('name = "s"\n[[task]]\nid = "t"', "[[task]] 1: rows is missing"),
@@ -110,7 +110,7 @@ def test_several_suites(write) -> None:
         ("[[task]]\nsampling = { max-tokens = 0 }", "max-tokens = 0: input should be greater"),
         (
             "[[task]]\nsampling = { max-token = 9 }",
-            "max-token is unknown; did you mean max",
+            "[[task]] 1 [sampling]: max-token is unknown; did you mean max",
         ),
         ("[[task]]\nweight = -1", "weight = -1: input should be greater"),
         ("[[task]]\nscorer = { tolerance = 1 }", "name is missing"),
@@ -132,12 +132,12 @@ def test_a_list_of_faulty_tables_is_not_called_empty(write) -> None:
 
 
 def test_every_fault_of_the_scorers_together(read) -> None:
-    more = '[[task]]\nid = "u"\nrows = "none"\nscorer = { name = "numeric", slack = 1 }'
+    more = '[[task]]\nid = "u"\nrows = "none"\nscorer = { name = "numeric", tolerence = 1 }'
     with pytest.raises(VoxError) as caught:
         read(ROW, scorer='"exakt"', more=more)
     assert caught.value.faults == (
         "task 't': there is no scorer 'exakt'; did you mean exact?",
-        "task 'u': scorer 'numeric': slack: unknown option",
+        "task 'u': scorer 'numeric': tolerence: unknown option, did you mean tolerance?",
     )
 
 

@@ -248,7 +248,7 @@ def invalid(where: object, faults: Sequence[str]) -> ConfigError:
         "the gate cannot be used",
         where=where,
         faults=faults,
-        remedy="correct the gate or its suites; docs/guide/promote.md shows a gate",
+        remedy="correct the gate, its path or its suites; docs/guide/promote.md shows a gate",
     )
 
 

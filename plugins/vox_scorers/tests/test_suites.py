@@ -181,5 +181,6 @@ def test_the_validation_rows_of_a_run(tmp_path, write) -> None:
         read("heldout", str(run))
     assert caught.value.found == "a run without a validation file"
     for other in ("smollm2-135m", ""):
-        with pytest.raises(VoxError, match="cannot be used"):
+        with pytest.raises(VoxError, match="cannot be used") as caught:
             read("heldout", other)
+        assert caught.value.where == ("--suite" if other else "--eval-suite")

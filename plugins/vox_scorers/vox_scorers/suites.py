@@ -54,7 +54,7 @@ def heldout(part: str, model: str) -> list[Table]:
     if not model:
         raise _unusable(
             "heldout", "a run that is still to be trained", "a run", "leave it out; see --valid"
-        )
+        ).but(where="--eval-suite")
     try:
         plan = read_json(Path(model) / PLAN)
         settings, sources = plan["settings"], plan["sources"]["valid"]
