@@ -67,8 +67,8 @@ def _show_stop(stop: BaseException, arguments: Sequence[str]) -> None:
 
     kept = getattr(stop.__cause__ or stop, "__notes__", ())  # click's Abort has it as its cause
     click.echo(printable("; ".join(["stopped", *kept])), err=True)
-    if kept:
-        click.echo(printable(f"next: {command_line('vox', *arguments)}, to continue"), err=True)
+    if kept:  # the same command continues there
+        click.echo(printable(f"next: {command_line('vox', *arguments)}"), err=True)
 
 
 def describe(error: VoxError) -> dict[str, Any]:

@@ -282,9 +282,11 @@ def test_seed_rows_with_faults(teacher) -> None:
     assert (caught.value.code, caught.value.remedy) == ("VOX-D001", "correct the path")
 
 
-def test_another_generation_in_the_folder_is_an_error(teacher) -> None:
+def test_another_generation_in_the_folder_is_an_error(teacher, monkeypatch) -> None:
+    """Before the teacher is loaded."""
     made(teacher)
     before = files_of("out")
+    monkeypatch.setattr(module, "open_model", lambda *_, **__: pytest.fail("loaded"))
     Path("recipe.toml").write_text(RECIPE.replace("temperature = 1", "temperature = 0.5"))
     with pytest.raises(VoxError) as caught:
         made(teacher)

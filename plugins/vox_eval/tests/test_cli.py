@@ -88,7 +88,7 @@ def test_a_stopped_evaluation_says_what_it_keeps(vox, suite, llama, monkeypatch)
     assert done.code == 130
     assert done.err.splitlines()[-2:] == [
         "stopped; 4/15 examples are kept in here",
-        f"next: vox {' '.join(map(str, words))}, to continue",
+        f"next: vox {' '.join(map(str, words))}",
     ]
     assert vox(*words).code == 0
 

@@ -260,7 +260,17 @@ def test_scores_that_the_scorer_no_longer_gives_are_an_error(run) -> None:
     assert "scores that its scorer does not give now" in str(caught.value.found)
 
 
-def test_a_folder_of_something_else_is_left_alone(run) -> None:
+def test_a_folder_of_something_else_is_left_alone(run, monkeypatch) -> None:
+    """It, a file, and the evaluation of another suite are refused before the model is loaded."""
+    run(out=Path("out"))
+    monkeypatch.setattr(evaluation, "open_model", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(VoxError) as caught:
+        run(out=Path("out"), limit=1)
+    assert caught.value.code == "VOX-O001"
+    assert any("tasks.say.examples: then 5, now 1" in each for each in caught.value.faults)
+    with pytest.raises(VoxError) as caught:
+        run(out=Path("suite.toml"))
+    assert caught.value.code == "VOX-O002"
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("mine")
     with pytest.raises(VoxError) as caught:

@@ -22,16 +22,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from vox_eval.scorer import (
-    Asks,
-    Example,
-    Output,
-    Score,
-    Scorer,
-    ScorerSpec,
-    hookimpl,
-    options,
-)
+from vox_eval.scorer import Asks, Example, Output, Score, Scorer, ScorerSpec, hookimpl, options
 
 _NUMBER = re.compile(
     r"(?:(?<!\w)[-+\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"

@@ -45,14 +45,7 @@ from vox_core.api.rows import (
     readable,
     text_of,
 )
-from vox_core.api.settings import (
-    PositiveInt,
-    Section,
-    Seed,
-    Temperature,
-    Texts,
-    settings_faults,
-)
+from vox_core.api.settings import PositiveInt, Section, Seed, Temperature, Texts, settings_faults
 from vox_core.errors import ConfigError, DataError
 from vox_eval.scorer import (
     Asks,
