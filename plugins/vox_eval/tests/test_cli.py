@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from vox_core.api.models import write_adapter
 from vox_eval import evaluation
+from vox_testing import jobs
 
 FLAGS = ("--dtype", "fp32", "--backend", "cpu")
 
@@ -44,15 +46,17 @@ def test_a_comparison_is_printed(vox, suite, llama, other_llama) -> None:
     assert card == "scorecard  here/scorecard.html   answers  here/eval.jsonl"
 
 
-def test_runs_are_named_by_their_folders(vox, suite, trained, llama) -> None:
+def test_runs_are_named_by_their_folders(vox, suite, llama) -> None:
     """Not by their base, which two runs share; scorecards of the same model stay the same."""
     words = ("--suite", suite, "--limit", 1, *FLAGS)
-    done = vox("eval", trained, *words, "--against", llama, "--out", "here")
-    assert f"{trained} (base + adapter)  here" in done.out
-    assert f"tiny: {trained} (base + adapter) against {llama}" in Path(
-        "here/scorecard.html"
-    ).read_text("utf-8")
-    copy = shutil.copytree(trained, "copy")
+    state = jobs.stirred(jobs.start(llama, jobs.plan(llama, rank=4)), 0.3).adapter
+    Path("mine").mkdir()
+    write_adapter(Path("mine"), state, base=str(llama), modules={})
+    done = vox("eval", "mine", *words, "--against", llama, "--out", "here")
+    assert "  mine (base + adapter)  here" in done.out
+    page = Path("here/scorecard.html").read_text("utf-8")
+    assert f"tiny: mine (base + adapter) against {llama}" in page
+    copy = shutil.copytree("mine", "copy")
     assert vox("eval", copy, *words, "--out", "there").code == 0
     for name in ("evaluation.json", "scorecard.json", "eval.jsonl"):
         assert Path("here", name).read_bytes() == Path("there", name).read_bytes(), name
