@@ -20,6 +20,7 @@ from vox_core.errors import TrainingError
 from vox_core.run import generate
 from vox_core.run.generate import Generator, Prompt, Token, cache_bytes
 from vox_core.run.load import AnswerText, apart
+from vox_core.run.plan import positions
 from vox_core.run.sampling import Sampling, log_prob, next_token
 
 PROMPTS = [[1, 2, 3], [4], [9, 9, 9, 9, 9, 9], [7, 1], [30], [2, 2], [63, 0, 5]]
@@ -56,6 +57,25 @@ def alone() -> dict[int, list[int]]:
             tokens.append(next_token(logits_TV[-1], prompt.sampling, tokens))
         said[row] = tokens[len(prompt.tokens) :]
     return said
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 64}, 64),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 64}},
+            64,
+        ),
+        ({"rope_parameters": {"a": {"rope_type": "default"}, "b": {"rope_type": "su"}}}, 512),
+        ({"rope_parameters": {"rope_type": "llama3", "original_max_position_embeddings": 64}}, 512),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, 512),
+        ({}, 512),
+    ],
+)
+def test_a_row_may_not_change_the_rotary_frequencies_of_others(config, expected) -> None:
+    """As LongRoPE does beyond its original length."""
+    assert positions({"max_position_embeddings": 512, **config}) == expected
 
 
 @pytest.mark.parametrize("model", [Numbers, InParts])

@@ -148,7 +148,8 @@ class Trainer(Model):
 
     With the capability `distributed` several ranks (`RunContext.world`) make one trainer. A rank
     accumulates a stretch of a step's batches, those of lower ranks coming first. `update` and
-    `share` are collective: every rank calls them, in the same order. No other method is.
+    `share` are collective: every rank calls them, in the same order. With `TrainJob.shard` other
+    methods may exchange parts of the base, which the backend has the other ranks follow.
     """
 
     @abstractmethod
@@ -193,7 +194,7 @@ class Trainer(Model):
         """Divide, clip and apply what was accumulated, and forget it.
 
         The gradients of all ranks are added batch by batch, in the order of ranks, so that their
-        sum is that of one process.
+        sum is that of one process: bit for bit, or where a base is split and trained, to rounding.
 
         Returns:
             The global norm of the divided gradients before clipping, over all ranks. If it is not

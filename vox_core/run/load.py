@@ -207,13 +207,38 @@ class OpenModel:
 
         Short ones are computed together, in one pass. Long ones are generated, so that common
         beginnings are computed once and few logits exist at once.
+
+        Raises:
+            DataError: D003, a prompt or an answer is empty; D007, they are longer than the model
+                can read.
         """
+        for tokens, answer in pairs:
+            self._require_given(tokens, answer)
         lengths = [len(tokens) + len(answer) for tokens, answer in pairs]
         short = [index for index, length in enumerate(lengths) if length <= GIVEN_TOKENS]
         found = dict(zip(short, self._given_together([pairs[at] for at in short]), strict=True))
         long = [index for index in range(len(pairs)) if index not in found]
         found |= zip(long, self._given_by_row([pairs[at] for at in long]), strict=True)
         return [found[index] for index in range(len(pairs))]
+
+    def _require_given(self, tokens: Sequence[int], answer: Sequence[int]) -> None:
+        found = f"{len(tokens)} tokens of a prompt and {len(answer)} of an answer"
+        if not (tokens and answer):
+            raise DataError(
+                "D003",
+                "a prompt or a given answer is empty",
+                found=found,
+                expected="a token of each",
+                remedy="leave the row out, or begin the prompt with a token such as BOS",
+            )
+        if self.positions is not None and len(tokens) + len(answer) - 1 > self.positions:
+            raise DataError(
+                "D007",
+                "a prompt with its given answer is longer than the model can read",
+                found=found,
+                expected=f"at most {self.positions}, without the answer's last",
+                remedy="shorten the prompt",
+            )
 
     def _given_together(self, pairs: Sequence[Given]) -> list[tuple[list[float], bool]]:
         import numpy as np

@@ -357,9 +357,19 @@ def _width_faults(quant: Quant, modules: Mapping[str, ModuleShape]) -> Iterator[
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
-    """Return the model's context length in tokens; None if its configuration has no limit."""
+    """Return the model's context length in tokens; None if its configuration has no limit.
+
+    LongRoPE (arXiv:2402.13753) has other frequencies beyond the original length. transformers takes
+    them for a whole batch by its longest row, so a row would depend on its neighbours, and a cached
+    beginning on what follows. The original length is the limit.
+    """
     text = text_config(config)
     longest = text.get("max_position_embeddings") or text.get("n_positions")
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    for each in (rope, *rope.values()):
+        if isinstance(each, dict) and each.get("rope_type", each.get("type")) in ("longrope", "su"):
+            original = "original_max_position_embeddings"
+            longest = each.get(original) or text.get(original) or longest
     return longest if isinstance(longest, int) else None
 
 

@@ -284,17 +284,6 @@ def test_an_adapter_with_infinite_values_changes_no_other_row(
     assert np.isfinite(model.advance({0: 1, 2: int(found_V.argmax())})[2]).all()
 
 
-@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
-def test_a_rotary_embedding_of_the_longest_row_is_computed_row_by_row(
-    tiny: Callable[..., Path], rope: str
-) -> None:
-    base = load_base(tiny("llama"), "fp32", "cpu")
-    base.config.rope_parameters = {"rope_type": rope}
-    batch = running.RunningBatch(base, RowAdapters(base), "cpu", "sdpa")
-    batch.insert(0, np.arange(3))
-    assert batch.one_by_one == f"a rotary embedding of kind {rope}"
-
-
 def test_a_model_that_fails_the_trial_is_computed_row_by_row(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -268,7 +268,7 @@ class MasterAdamW:
         if not self._parameters:
             return
         kept = self._ranks is not None and self._ranks.world.rank > 0
-        added = bool(self._split and self._kept)  # as those of split ones, not one by one later
+        added = bool(self._split and self._kept)  # one sum, as split ones are not kept apart either
         total = self._gradients
         if kept:
             total = self._kept[0] if added else torch.zeros_like(total)

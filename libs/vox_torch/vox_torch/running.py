@@ -298,7 +298,7 @@ class OneByOne:
 
 def fastest(base: Base) -> tuple[Forward, str | None]:
     """Return the fastest correct forward pass, and why it is not `Together`."""
-    reason = recurrent(base.model) or _one_rope_for_all(base.model)
+    reason = recurrent(base.model)
     if reason is None:
         together = Together(base)
         reason = _fault(together, base) or window_untold(base.model, together.windows)
@@ -306,16 +306,6 @@ def fastest(base: Base) -> tuple[Forward, str | None]:
             return together, None
     fault = _fault(OneByOne(base, in_chunks=True), base)
     return OneByOne(base, in_chunks=fault is None), reason
-
-
-def _one_rope_for_all(model: PreTrainedModel) -> str | None:
-    """Return a rotary embedding whose frequencies depend on the longest row, as a reason."""
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
-        kind = each.get("rope_type") or ""
-        if "dynamic" in kind or kind == "longrope":
-            return f"a rotary embedding of kind {kind}"
-    return None
 
 
 _LENGTHS = ((5, 7), (6, 12), (7, 13))

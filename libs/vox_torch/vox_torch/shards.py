@@ -47,7 +47,7 @@ class Shards:
     """The layers of a base that is split among `ranks`.
 
     Attributes:
-        parts: number -> a split tensor that any rank may read whole.
+        parts: number -> a split tensor that any rank may read whole. The learner sets it.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -64,7 +64,8 @@ class Shards:
     def load(
         self, folder: Path, dtype: torch.dtype, trained: Collection[str] = ()
     ) -> PreTrainedModel:
-        """Load the model of `folder`, frozen and in evaluation mode, with this rank's parts.
+        """Load the model of `folder`, frozen and in evaluation mode, with this rank's parts. All
+        ranks take part.
 
         Args:
             trained: names of parameters whose parts are float32 masters.
@@ -108,6 +109,11 @@ class Shards:
         model.requires_grad_(False)
         model.base_model.register_forward_pre_hook(self._before_pass)
         self._layers = list(layers.values())
+        # FSDP2 keeps the buffers of the first gathering. Made within a validation's inference mode
+        # they could not be written to by a later backward.
+        for layer in self._layers:
+            layer.unshard()
+            layer.reshard()
         return model.eval()
 
     def learn(self, model: PreTrainedModel) -> None:
@@ -199,7 +205,8 @@ class _InOrder:
     """A reduce-scatter that adds in the order of ranks.
 
     gloo's own sends twice as much, as an all-reduce. The input is freed, which FSDP2 would keep
-    until the end of the backward, for each layer.
+    until the end of the backward, for each layer. It is the sum whatever `op` FSDP2 passes, such as
+    a mean over ranks: `Update` divides by the weight of the step.
     """
 
     def allocate(

@@ -222,7 +222,10 @@ class TorchTrainer(TorchModel, Trainer):
         reasons = fuse(base)
         fused = fuse_modules(base)
         loss, padded = loss_of(base, self._device, rows=wants_rows(self._plan.tuning))
-        if reference and (fault := reference.fault(loss)):
+        fault = reference.fault(loss) if reference else None
+        if self._ranks and self._ranks.most(int(fault is not None)):
+            fault = fault or "another process has found so"  # all compute the same way
+        if fault:
             self._context.emit(Notice(_NOT_FAST.format(fault=fault), "warning"))
             return None
         if padded:

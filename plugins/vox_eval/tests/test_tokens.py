@@ -116,6 +116,17 @@ def test_a_given_answer_has_the_log_probabilities_of_its_text(llama, monkeypatch
         found = model.given(pairs)
         documents = [Document([*each, *answer], len(each)) for each, answer in pairs]
         expected = log_probs(model, documents)
+        most = model.positions
+        assert most is not None
+        model.given([([5], [6] * most)])
+        for pair, code in (
+            (([], [1]), "D003"),
+            (([1], []), "D003"),
+            (([5, 5], [6] * most), "D007"),
+        ):
+            with pytest.raises(DataError) as caught:
+                model.given([pairs[0], pair])
+            assert caught.value.code == f"VOX-{code}"
     assert [greedy for _, greedy in found] == [True] * 3 + [False] * 3
     for (own, _), other in zip(found, expected, strict=True):
         np.testing.assert_allclose(own, other, atol=1e-5)

@@ -13,7 +13,7 @@ import pytest
 
 from vox_core.api.commands import EvalSettings
 from vox_core.api.generating import GenerateSettings, Question, Sampling, open_model
-from vox_core.errors import ConfigError
+from vox_core.errors import ConfigError, DataError
 from vox_eval.evaluation import Report
 from vox_scorers import harness
 
@@ -127,6 +127,10 @@ def test_long_contexts_are_cut_as_lm_evals_own_model_cuts_them(llama, tmp_path) 
         found = ours._loglikelihood_tokens(pairs, [True] * len(pairs))
         # As of choices, whose tasks do not need to know.
         assert not ours._loglikelihood_tokens(pairs[:1])[0][1]
+        for greedy in (True, False):
+            long = [(("", ""), [1], [2] * (length + 1))]
+            with pytest.raises(DataError, match="longer than the model can read"):
+                ours._loglikelihood_tokens(long, [greedy])
         begun = str(model.tokenizer.decode([ours.prefix_token_id]))
         texts = [("", "Köln"), ("", f"{begun}Köln"), ("In ", "Köln")]
         asked = [request("loglikelihood", *pair) for pair in texts]

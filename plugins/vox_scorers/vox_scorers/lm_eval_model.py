@@ -27,6 +27,7 @@ from vox_core.api.generating import OpenModel, Question, Sampling
 from vox_core.api.models import Observe
 from vox_core.api.runs import continued
 from vox_core.contract import Notice
+from vox_core.errors import DataError
 from vox_eval.evaluation import Document, log_probs
 
 BLOCK = 256
@@ -160,6 +161,8 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
         """Return the log-likelihood of each continuation, and whether it is greedy where that is
         wanted, which takes all logits of its positions."""
         most, found = self.max_length + 1, dict[int, tuple[float, bool]]()
+        for (_, asked), _, continuation in block:
+            self._require_room(asked, len(continuation))
         wanted = [at for at, want in enumerate(greedy[start : start + len(block)]) if want]
         pairs = [(block[at][1][-(most - len(block[at][2])) :], block[at][2]) for at in wanted]
         for at, (log_probs_, is_greedy) in zip(wanted, self._model.given(pairs), strict=True):
@@ -172,6 +175,17 @@ class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
         for at, part in zip(others, log_probs(self._model, documents), strict=True):
             found[at] = float(part.sum(dtype="float64")), False
         return [found[at] for at in range(len(block))]
+
+    def _require_room(self, asked: str, tokens: int) -> None:
+        """Refuse a continuation without room for a token before it, as lm-eval's `hf` does."""
+        if tokens > self.max_length:
+            raise DataError(
+                "D007",
+                "a continuation of lm-eval is longer than the model can read",
+                found=f"{tokens} tokens: {asked[:60]!r} …",
+                expected=f"at most {self.max_length}",
+                remedy="leave the task out, or choose a model with a longer context",
+            )
 
     def _texts(self, block: Sequence[tuple[str, dict[str, Any]]], start: int) -> list[str]:
         questions = [self._question(*each, start + at) for at, each in enumerate(block)]
