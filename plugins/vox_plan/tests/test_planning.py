@@ -122,7 +122,7 @@ def test_processes_share_a_machine(tiny, settings):
     """Each has the whole model; the chain and the broadcast of two send two gradients."""
     model = tiny("llama")
     one, two = (plan(settings(model, processes=n)) for n in (1, 2))
-    assert one.processes is None
+    assert one.processes is two.speed is None
     gradient = 4 * one.adapter.trainable_parameters
     assert (two.processes.count, two.processes.wire) == (2, gradient)
     assert two.memory.parts == {**one.memory.parts, "kept": gradient}
@@ -220,7 +220,7 @@ def test_answers_need_caches_and_longer_documents(tiny, settings, data, monkeypa
     show(found)
     printed = capsys.readouterr().out
     assert "of 4 answers to each of 3 prompts" in printed
-    assert "supervised training alone" in printed
+    assert "supervised training in one process alone" in printed
     monkeypatch.setattr(memory_forecast, "most_rows", lambda _: 32)
     assert plan(asked).memory.parts["caches"] == 12 * longest * size
     with pytest.raises(ConfigError, match="in supervised training"):

@@ -226,8 +226,8 @@ def _speed(report: PlanReport) -> Iterator[tuple[str, str]]:
     speed = report.speed
     if speed is None:
         why = "no earlier run of this model here; --measure runs a few steps"
-        if report.objective != SFT.name:
-            why = "vox predicts that of supervised training alone"
+        if report.objective != SFT.name or report.processes:
+            why = "vox predicts that of supervised training in one process alone"
         yield "time", f"unknown: {why}"
         return
     how = {

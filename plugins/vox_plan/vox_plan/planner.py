@@ -77,6 +77,9 @@ def plan(
     if measured and settings.objective != SFT.name:
         found = f"--objective {settings.objective}"
         raise _cannot_measure(found, "supervised training", "leave out --measure")
+    if measured and settings.processes > 1:
+        found = f"--processes {settings.processes}"
+        raise _cannot_measure(found, "one process", "leave out one of the two")
     fetching = plans.Fetching(progress)
     run = plans.with_advice(
         plans.plan_run(settings, fetching, tell=tell, only_planned=True, hashed=to_be_run),
@@ -112,7 +115,7 @@ def _report(
         assumed=None if there else {"documents": len(train), "tokens": len(train[0])},
         steps=steps,
         adapter=AdapterPlan(adapter.method, adapter.rank, len(made.modules), run.trained_elements),
-        speed=None if run.inputs.objective else speed(run, steps, took, tuned, run.run.path.parent),
+        speed=speed(run, steps, took, tuned, run.run.path.parent) if _has_speed(run) else None,
         memory=MemoryPlan(
             seen.prediction.peak,
             asdict(seen.prediction),
@@ -139,6 +142,11 @@ def _report(
         chosen=tuple(rows.told()) if rows else (),
         processes=_processes(run, seen.prediction.peak),
     )
+
+
+def _has_speed(run: RunPlan) -> bool:
+    """Whether vox predicts it: of supervised training in one process."""
+    return run.inputs.objective is None and run.settings.processes == 1
 
 
 def _warnings(run: RunPlan) -> Iterator[str]:
@@ -291,7 +299,7 @@ def _writes(run: RunPlan) -> tuple[str, ...]:
 def _cannot_measure(found: str, expected: str, remedy: str) -> ConfigError:
     return ConfigError(
         "C004",
-        "how long a run takes is measured on its own documents, in supervised training",
+        "how long a run takes is measured on its documents, in supervised training, by one process",
         where="--measure",
         found=found,
         expected=expected,
