@@ -561,8 +561,10 @@ def test_some_steps_are_measured_and_nothing_is_kept(tiny, settings, data, tmp_p
     assert speed.fast and told == ["measuring some steps of the run"]
     assert found.memory.measured > 10**8
     assert plan(asked).speed is None
-    with pytest.raises(ConfigError, match="own documents"):
+    with pytest.raises(ConfigError, match="its documents"):
         plan(settings(tiny("llama"), data=[]), measured=True)
+    with pytest.raises(ConfigError, match="by one process"):
+        plan(settings(tiny("llama"), processes=2), measured=True)
     (data / "valid.jsonl").unlink()
     one = plan(settings(tiny("llama"), max_steps=1), measured=True).speed
     assert (one.steps, one.validating) == (1, None)
