@@ -54,7 +54,7 @@ def run(
 
 @contextmanager
 def kept_if_stopped(kept: str) -> Iterator[None]:
-    """If Ctrl-C stops the block, say what is kept, and that the same command continues there."""
+    """Have Ctrl-C within the block print `kept`, and that the same command continues there."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -63,12 +63,17 @@ def kept_if_stopped(kept: str) -> Iterator[None]:
 
 
 def _show_stop(stop: BaseException, arguments: Sequence[str]) -> None:
+    kept = getattr(stop.__cause__ or stop, "__notes__", ())  # click's Abort has it as its cause
+    _print("; ".join(["stopped", *kept]))
+    if kept:  # the same command continues there
+        _print(f"next: {command_line('vox', *arguments)}")
+
+
+def _print(text: object) -> None:
+    """Print on stderr, without control characters."""
     from vox_core.cli.output import printable
 
-    kept = getattr(stop.__cause__ or stop, "__notes__", ())  # click's Abort has it as its cause
-    click.echo(printable("; ".join(["stopped", *kept])), err=True)
-    if kept:  # the same command continues there
-        click.echo(printable(f"next: {command_line('vox', *arguments)}"), err=True)
+    click.echo(printable(text, lines=True), err=True)
 
 
 def describe(error: VoxError) -> dict[str, Any]:
@@ -78,9 +83,7 @@ def describe(error: VoxError) -> dict[str, Any]:
 
 def end_with(error: VoxError) -> NoReturn:
     """Print an error on stderr and exit, for a command whose JSON output already contains it."""
-    from vox_core.cli.output import printable
-
-    click.echo(printable(error, lines=True), err=True)
+    _print(error)
     raise click.exceptions.Exit(error.exit_code)
 
 
@@ -91,14 +94,14 @@ def _report(
         import traceback
 
         traceback.print_exception(error)
-    from vox_core.cli.output import print_json, printable
-
     reported = _as_vox_error(error)
     if report:
         report(reported)
         return reported.exit_code
-    click.echo(printable(reported, lines=True), err=True)
+    _print(reported)
     if "--json" in arguments:
+        from vox_core.cli.output import print_json
+
         try:
             print_json({"error": describe(reported)})
         except BrokenPipeError:  # Python flushes stdout once more when it exits

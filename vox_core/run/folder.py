@@ -237,31 +237,55 @@ class Results:
     what: str
     expected: str
 
+    def require_same(self, folder: Path, decides: Mapping[str, Any]) -> None:
+        """Refuse a folder with other results.
+
+        Args:
+            decides: as far as it is known.
+
+        Raises:
+            OutputError: O001.
+        """
+        path = folder / self.name
+        if not path.is_file():
+            # A process that was killed may have left its lock, which is hidden.
+            there = (
+                "a file"
+                if folder.is_file()
+                else ", ".join(sorted(each.name for each in folder.glob("[!.]*"))[:3])
+            )
+            if there:
+                raise self.others(folder, there)
+            return
+        now = json.loads(json.dumps(decides))
+        try:
+            found = bounded_json.read(path)
+            found = {key: found[key] for key in now if key in found}
+        except (OSError, ValueError, TypeError) as error:
+            raise self.others(folder, f"{self.name} that cannot be read: {error}") from error
+        if found != now:
+            changed = [
+                f"{where}: then {before}, now {after}"
+                for where, before, after in bounded_json.differences(found, now)
+                if not where.endswith("digest")
+            ]
+            raise self.others(folder, f"another {self.what}", changed)
+
     @contextmanager
     def held(self, folder: Path, decides: Mapping[str, Any]) -> Iterator[None]:
         """Hold a folder while the results are computed.
 
+        Args:
+            decides: all of it, with its digest.
+
         Raises:
             OutputError: O001, it has something else; O003, another process works in it.
         """
-        path = folder / self.name
-        # A process that was killed may have left its lock, which is hidden.
-        if not path.is_file() and (there := sorted(each.name for each in folder.glob("[!.]*"))):
-            raise self.others(folder, ", ".join(there[:3]))
+        self.require_same(folder, decides)
         with locked(RunFolder(folder)):
-            if not path.exists():
+            if not (path := folder / self.name).exists():
                 write_json(path, decides)
-            try:
-                found = bounded_json.read(path)
-            except (OSError, ValueError) as error:
-                raise self.others(folder, f"{self.name} that cannot be read: {error}") from error
-            if found != (now := json.loads(json.dumps(decides))):
-                changed = [
-                    f"{where}: then {before}, now {after}"
-                    for where, before, after in bounded_json.differences(found, now)
-                    if not where.endswith("digest")
-                ]
-                raise self.others(folder, f"another {self.what}", changed)
+            self.require_same(folder, decides)
             yield
 
     def others(self, folder: Path, found: str, faults: Sequence[str] = ()) -> OutputError:

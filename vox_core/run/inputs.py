@@ -16,7 +16,7 @@ import numpy as np
 
 from vox_core import bounded_json
 from vox_core.adapter.targets import linear_modules, select_targets
-from vox_core.contract import SFT, ObjectiveSpec
+from vox_core.contract import SFT, Notice, ObjectiveSpec
 from vox_core.data.audit import Audit, audit, require_sound, vocabulary_of
 from vox_core.data.batching import Ordering, filled
 from vox_core.data.chosen import Chosen, choose_rows
@@ -28,7 +28,7 @@ from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import BackendError, ConfigError, DataError, InputError
 from vox_core.host import Request, Selection, choose, explain
 from vox_core.host.judge import lacking
-from vox_core.host.load import Backend, call_hook, provider
+from vox_core.host.load import Backend, Observe, call_hook, ignore, provider
 from vox_core.host.select import Seen
 from vox_core.run.plan import require_no_experts, sequence_length, settled_quant
 from vox_core.run.reference import Fetching, ModelReference, resolve_model, resolve_reference
@@ -376,21 +376,30 @@ class Opener:
 
     Args:
         objective: decides which documents a row makes.
+        observe: receives a notice before the tokenizer is loaded, which takes some seconds.
     """
 
     model: models.LocalModel
     config: Mapping[str, Any]
     seq_len: int
     objective: ObjectiveSpec = SFT
+    observe: Observe = ignore
 
     @classmethod
-    def of(cls, settings: TrainSettings, progress: models.Progress | None = None) -> Opener:
+    def of(
+        cls,
+        settings: TrainSettings,
+        progress: models.Progress | None = None,
+        observe: Observe = ignore,
+    ) -> Opener:
         model = _model(settings, progress)
         config = bounded_json.read(model.path / "config.json")
-        return cls(model, config, sequence_length(settings, config), settings.objective_spec)
+        seq_len = sequence_length(settings, config)
+        return cls(model, config, seq_len, settings.objective_spec, observe)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
+        self.observe(Notice("loading the tokenizer …"))
         return load_tokenizer(self.model.tokenizer)
 
     def open(

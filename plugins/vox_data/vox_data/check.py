@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vox_core.api.models import Observe, ignore
 from vox_core.api.rows import (
     Audit,
     Examples,
@@ -150,7 +151,11 @@ class CheckReport:
 
 
 def check(
-    settings: TrainSettings, *, with_model: bool = False, progress: Progress | None = None
+    settings: TrainSettings,
+    *,
+    with_model: bool = False,
+    progress: Progress | None = None,
+    observe: Observe = ignore,
 ) -> CheckReport:
     """Check the data of `settings`.
 
@@ -174,7 +179,7 @@ def check(
     train, valid = find_split(settings.data, settings.valid)
     examples = examples_of(settings.objective_spec)
     report = CheckReport(settings.model if with_model else None, examples is not None)
-    opener = Opener.of(settings, progress) if with_model else None
+    opener = Opener.of(settings, progress, observe) if with_model else None
     renderer = Renderer(opener.tokenizer) if opener else None
     for path, side in (*((path, "train") for path in train), *((path, "valid") for path in valid)):
         report.files.append(FileReport(str(path), side))

@@ -33,7 +33,6 @@ from vox_core.api.progress import display
 from vox_core.api.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from vox_core.api.progress import Display
     from vox_data.check import CheckReport, FileReport
     from vox_data.mix import MixReport, SourceReport
     from vox_data.preview import PreviewReport
@@ -44,13 +43,6 @@ FAULTY = 2
 MOST_SHOWN = 8
 _NOT_TRAINED = {"preference": "preference (checked, and not trained)"}
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
-
-
-def _tell_of_tokenizer(shown: Display) -> None:
-    """Say what takes some seconds, before anything is printed."""
-    from vox_core.contract import Notice
-
-    shown.observe(Notice("loading the tokenizer …"))
 
 
 # --- vox data check -------------------------------------------------------------------------------
@@ -83,9 +75,9 @@ def check(
     from vox_data.check import check as check_data
 
     with display() as shown:
-        if with_model:
-            _tell_of_tokenizer(shown)
-        report = check_data(settings, with_model=with_model, progress=shown.transfer)
+        report = check_data(
+            settings, with_model=with_model, progress=shown.transfer, observe=shown.observe
+        )
     if as_json:
         print_json({**report.to_json(), "error": describe(report.error) if report.error else None})
     else:
@@ -173,9 +165,7 @@ def stats(
     from vox_data.stats import stats as count
 
     with display() as shown:
-        if named:
-            _tell_of_tokenizer(shown)
-        report = count(settings, tokenise=named, progress=shown.transfer)
+        report = count(settings, tokenise=named, progress=shown.transfer, observe=shown.observe)
     if as_json:
         print_json(
             {
@@ -325,7 +315,6 @@ def preview(
     from vox_data.preview import preview as look
 
     with display() as shown:
-        _tell_of_tokenizer(shown)
         report = look(
             settings,
             number=number,
@@ -334,6 +323,7 @@ def preview(
             whole=whole,
             html=html,
             progress=shown.transfer,
+            observe=shown.observe,
         )
     if as_json:
         print_json({**report.to_json(), "error": describe(report.error) if report.error else None})

@@ -24,7 +24,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points, version
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from vox_core.api.commands import kept_if_stopped, named
-from vox_core.api.files import append, read_json, write_bytes, write_json
+from vox_core.api.files import append, write_bytes, write_json
 from vox_core.api.generating import GenerateSettings, open_model
 from vox_core.api.models import Observe, Progress
 from vox_core.api.runs import Results, continued
@@ -128,7 +128,7 @@ def generate(
         "version": version("vox-ml-data"),
         "block": BLOCK,
     }
-    _require_same(out, known)
+    GENERATIONS.require_same(out, known)
     with _opened(teacher, recipe, settings, observe, progress) as opened:
         decides = {**known, "teacher": opened.identity}
         digest = _digest(decides)
@@ -137,16 +137,6 @@ def generate(
             judged = partial(_judged, checks=checks, rating=rating)
             lines = _lines(out / ANSWERS, prompts, recipe, opened, judged, observe)
             return _finished(out, recipe, lines, opened.title, digest)
-
-
-def _require_same(folder: Path, decides: Mapping[str, Any]) -> None:
-    """Refuse, before a model is loaded, a folder of something else (O001 to O003)."""
-    then = dict[str, Any]()
-    with suppress(OSError, ValueError, TypeError):  # what `held` reports
-        then = {**read_json(folder / GENERATION)}
-    if folder.is_file() or [*folder.glob("[!.]*")]:
-        with GENERATIONS.held(folder, {**then, **decides}):
-            pass
 
 
 def prompts_of(recipe: GenerateRecipe, seeds: Sequence[Row]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vox_core.api.files import write_text
+from vox_core.api.models import Observe, ignore
 from vox_core.api.rows import (
     Audit,
     CheckedFile,
@@ -108,6 +109,7 @@ def preview(
     whole: bool = False,
     html: Path | None = None,
     progress: Progress | None = None,
+    observe: Observe = ignore,
 ) -> PreviewReport:
     """Look at some rows.
 
@@ -131,7 +133,7 @@ def preview(
     spaced = spread(total, number, seed)
     found = named(both, places, examples) if places else numbered(both, spaced, examples)
     chosen = list(found)
-    opener = Opener.of(settings, progress)
+    opener = Opener.of(settings, progress, observe)
     model, seq_len, tokenizer = opener.model, opener.seq_len, opener.tokenizer
     shown = tuple(map(TokenViewer(tokenizer, seq_len).view, chosen))
     report = PreviewReport(model.id, seq_len, total, shown, 0, None, notes=model.notes)

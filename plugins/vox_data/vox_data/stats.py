@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vox_core.api.models import Observe, ignore
 from vox_core.api.rows import (
     CheckedFile,
     FieldMap,
@@ -125,7 +126,11 @@ class StatsReport:
 
 
 def stats(
-    settings: TrainSettings, *, tokenise: bool, progress: Progress | None = None
+    settings: TrainSettings,
+    *,
+    tokenise: bool,
+    progress: Progress | None = None,
+    observe: Observe = ignore,
 ) -> StatsReport:
     """Count.
 
@@ -146,7 +151,7 @@ def stats(
         )
     told: dict[str, TokenStats | None] = {"train": None, "valid": None}
     if tokenise:
-        told = _tokens(settings, progress)
+        told = _tokens(settings, progress, observe)
     train, valid = find_split(settings.data, settings.valid)
     return StatsReport(
         _stats(train, settings.fields, told["train"], progress),
@@ -210,10 +215,12 @@ def _turns(counts: Counts) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def _tokens(settings: TrainSettings, progress: Progress | None) -> dict[str, TokenStats | None]:
+def _tokens(
+    settings: TrainSettings, progress: Progress | None, observe: Observe
+) -> dict[str, TokenStats | None]:
     rows = chosen_rows(settings)
     train, valid = rows.train, rows.valid
-    opener = Opener.of(settings, progress)
+    opener = Opener.of(settings, progress, observe)
 
     def of(checked: Sequence[CheckedFile]) -> TokenStats | None:
         if not checked:

@@ -23,7 +23,7 @@ from vox_core.api.commands import (
     settings_from,
 )
 from vox_core.api.progress import display
-from vox_core.errors import ConfigError, command
+from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from vox_eval.evaluation import Report
@@ -251,19 +251,11 @@ def _show_promotion(done: Promotion) -> None:
             click.echo(f"{each.task}: {each.would_decide}")
     click.echo(_answer(done.decision))
     if done.folder:
-        instead = f", instead of {done.uncompared}, which was not compared" * bool(done.uncompared)
+        uncompared = done.uncompared
+        instead = f", instead of {uncompared}, which was not compared" if uncompared else ""
         click.echo(printable(f"{done.name} is {done.references['candidate']} from now on{instead}"))
         click.echo(printable(f"records  {done.folder}"))
-    from vox_eval.page import PAGE
-
-    pages = " and ".join(str(each / PAGE) for each in [*done.evaluations.values()][:2])
-    step = {
-        "yes": command("vox", "serve", done.name),
-        "no": f"compare the answers in {pages}",
-        "not enough evidence": "add rows to the suites, or settle the check that is undecided",
-    }[done.decision.answer]
-    leaked = "take these rows out of the suites, or train again without them"
-    click.echo(printable(f"next: {step if pages else leaked}"))
+    click.echo(printable(f"next: {done.next}"))
 
 
 def _answer(decision: Decision) -> str:

@@ -20,7 +20,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from vox_core.api.commands import EvalSettings, duration, kept_if_stopped, named
-from vox_core.api.files import append, read_json, storage_errors, write_json
+from vox_core.api.files import append, storage_errors, write_json
 from vox_core.api.generating import GenerateSettings, OpenModel, Question, open_model, prompt_text
 from vox_core.api.host import foreign_errors
 from vox_core.api.models import Observe, Progress, resolve_reference
@@ -175,7 +175,7 @@ def evaluate(
     """
     chosen = GenerateSettings(backend=settings.backend, dtype=settings.dtype)
     if out:
-        _require_same(out, _without_model(suite))
+        EVALUATIONS.require_same(out, _without_model(suite))
     with open_model(reference, chosen, observe=observe, progress=progress) as model:
         decides = decided_by(model, suite)
         folder = out or default_folder(suite, reference, decides["digest"])
@@ -246,16 +246,6 @@ def _without_model(suite: Suite) -> dict[str, Any]:
 
 
 # --- the folder -----------------------------------------------------------------------------------
-
-
-def _require_same(folder: Path, decides: Mapping[str, Any]) -> None:
-    """Refuse, before a model is loaded, a folder of something else (O001 to O003)."""
-    then = dict[str, Any]()
-    with suppress(OSError, ValueError, TypeError):  # what `held` reports
-        then = {**read_json(folder / EVALUATION)}
-    if folder.is_file() or [*folder.glob("[!.]*")]:
-        with EVALUATIONS.held(folder, {**then, **decides}):
-            pass
 
 
 @contextmanager

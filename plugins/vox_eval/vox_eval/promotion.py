@@ -28,11 +28,12 @@ from vox_core.api.commands import EvalSettings
 from vox_core.api.generating import GenerateSettings, open_base, open_model
 from vox_core.api.models import REGISTRY, ModelReference, Observe, resolve_reference
 from vox_core.contract import Notice
-from vox_core.errors import ConfigError, ProofError
+from vox_core.errors import ConfigError, ProofError, command
 from vox_eval import registry
 from vox_eval.evaluation import Evaluated, evaluate
 from vox_eval.gate import Decision, Evidence, Gate, decide, foretell, read_gate
 from vox_eval.leakage import Leakage, find_leakage
+from vox_eval.page import PAGE
 from vox_eval.scorecard import EVALUATION, SAMPLES, SCORECARD, Scorecard, stored_scorecard
 from vox_eval.suites import Suite, read_suites
 
@@ -65,6 +66,18 @@ class Promotion:
     evaluations: Mapping[str, Path]
     uncompared: str | None = None
     folder: Path | None = None
+
+    @property
+    def next(self) -> str:
+        """Return the next step, as words or a command."""
+        if not self.evaluations:
+            return "take these rows out of the suites, or train again without them"
+        pages = " and ".join(str(each / PAGE) for each in [*self.evaluations.values()][:2])
+        return {
+            "yes": command("vox", "serve", self.name),
+            "no": f"compare the answers in {pages}",
+            "not enough evidence": "add rows to the suites, or settle the check that is undecided",
+        }[self.decision.answer]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -255,19 +255,9 @@ def _faults(name: str, error: ValidationError) -> list[str]:
         option = ".".join(str(part) for part in detail["loc"]).replace("_", "-")
         what = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "unexpected_keyword_argument":
-            known = [
-                each.replace("_", "-") for each in _options_of(error.title, Scorer.__subclasses__())
-            ]
-            what = ", ".join(filter(None, ["unknown option", did_you_mean(option, known)]))
+            what = "unknown option"
         faults.append(f"scorer {name!r}: {option}: {what[:1].lower()}{what[1:]}")
     return faults
-
-
-def _options_of(name: str, kinds: Iterable[type]) -> Iterator[str]:
-    """Yield the options of the scorers, or of those derived from them, with a class name."""
-    for kind in kinds:
-        yield from getattr(kind, "__dataclass_fields__", ()) if kind.__name__ == name else ()
-        yield from _options_of(name, kind.__subclasses__())
 
 
 def options_of(scorer: Scorer) -> dict[str, Any]:

@@ -30,7 +30,8 @@ def settings(**given: object) -> TrainSettings:
 def task(folder: Path, *arguments: str, processes: int = 1) -> Task:
     (folder / SIGNALS).touch()
     again = ("no-such-command",)
-    return Task(arguments, again, processes, folder / "run", folder, folder, threads=1)
+    resume = f"vox train --resume {folder / 'run'}"
+    return Task(arguments, again, processes, folder / "run", folder, folder, 1, resume)
 
 
 def attempt(folder: Path, number: int = 0) -> Path:

@@ -83,6 +83,7 @@ def vox_launch(job: LaunchJob, settings: TrainSettings) -> LaunchResult:
             folder=folder,
             cwd=Path.cwd(),
             threads=threads_for(_nodes(), job.processes, os.environ.get("OMP_NUM_THREADS", "")),
+            resume=job.resume,
         )
         return _run(task, settings.max_restarts)
 
@@ -353,7 +354,7 @@ def _result(task: Task, failure: Exception | None, max_restarts: int) -> LaunchR
     if lost and not (worker and lost[1].code == LOST):  # which the other ranks could not reach
         raise _of_rank(*lost, everywhere=len(found) == task.processes, restarts=max_restarts)
     if failure:
-        raise _of_ray(failure, max_restarts) from failure
+        raise _of_ray(failure, max_restarts, task.resume) from failure
     return LaunchResult(int(found[0]["exit"]))
 
 
@@ -382,7 +383,7 @@ def _of_rank(rank: int, error: VoxError, *, everywhere: bool, restarts: int) -> 
     return error.but(where=f"{error.where} ({place})" if error.where else place)
 
 
-def _of_ray(failure: Exception, restarts: int) -> VoxError:
+def _of_ray(failure: Exception, restarts: int, resume: str) -> VoxError:
     """Return the error for workers that could record none."""
     by_rank = getattr(failure, "worker_failures", {})
     causes = map(cause, by_rank.values())
@@ -402,6 +403,6 @@ def _of_ray(failure: Exception, restarts: int) -> VoxError:
         "the run's workers were lost more often than they may be",
         where=None if rank is None else f"rank {rank}",
         found=f"{restarts} restarts; the last time: {' '.join(str(why).split())[:400]}",
-        remedy="every node needs the same vox and Ray as this machine; go on with vox train "
-        "--resume RUN, or allow more with --max-restarts",
+        remedy=f"every node needs the same vox and Ray as this machine; continue with {resume}, or "
+        "allow more with --max-restarts",
     )

@@ -67,6 +67,7 @@ class Task:
         folder: seen by all workers.
         cwd: working directory of the command.
         threads: `OMP_NUM_THREADS` of a rank.
+        resume: command that continues the run.
     """
 
     arguments: tuple[str, ...]
@@ -76,6 +77,7 @@ class Task:
     folder: Path
     cwd: Path
     threads: int
+    resume: str
 
 
 def work(task: Mapping[str, Task]) -> None:
@@ -135,7 +137,7 @@ def run_rank(task: Task, number: int, folder: Path, together: bool) -> None:
         return
     environ = variables_of(folder, task.processes, str(task.threads))
     arguments = task.arguments if folder.name == "attempt-0" else task.again
-    job = LaunchJob(arguments, task.processes, "ray")
+    job = LaunchJob(arguments, task.processes, "ray", task.resume)
     here = LOOPBACK_ALONE if together else {}
     rank = Rank(number, job, folder, {**environ, **here}, shown=False, cwd=task.cwd)
     try:

@@ -33,7 +33,7 @@ from vox_core.api.files import storage_errors, write_bytes, write_json
 from vox_core.api.generating import GenerateSettings, OpenModel, open_model
 from vox_core.api.models import Observe, Progress, resolve_reference
 from vox_core.errors import ConfigError
-from vox_eval.evaluation import AGAINST, Evaluated, Report, computed_in, default_folder
+from vox_eval.evaluation import AGAINST, EVALUATIONS, Evaluated, Report, computed_in, default_folder
 from vox_eval.scorecard import SAMPLES, SCORECARD, Scorecard, compare, scorecard
 from vox_eval.scorer import Example, Output, Score, Scorer, options
 from vox_eval.suites import Suite, Task, TaskTable
@@ -177,6 +177,8 @@ def _evaluate(
     from vox_scorers.lm_eval_model import BLOCK, VoxModel
 
     chosen = GenerateSettings(backend=settings.backend, dtype=settings.dtype)
+    if out:  # before a model is loaded
+        EVALUATIONS.require_same(out, {})
     with open_model(reference, chosen, observe=observe, progress=progress) as model:
         decides = _decides(model, tasks, settings.limit, BLOCK)
         digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
