@@ -6,6 +6,7 @@ Work is that of `vox_testing.jobs`: the same documents, seeds and adapters for e
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -32,13 +33,10 @@ from vox_core.run.generate import Generator, Prompt
 from vox_core.run.learner import Learner
 from vox_core.run.sampling import Sampling
 from vox_core.weights import WeightFolder
-from vox_cpu import backend as cpu
-from vox_mlx import backend as mlx
 from vox_testing import jobs
 from vox_testing.subject import Recorder
 from vox_testing.tiny import make_model
 
-BACKENDS = {"cpu": cpu, "mlx": mlx}
 STEPS = 20
 # With the tests' usual spread of 0.2, gradients of this family reach 600, and float32 and float64
 # part ways within twenty steps on any backend.
@@ -54,6 +52,11 @@ class Trained:
     losses: list[float]
     norms: list[float]
     checkpoints: list[TrainState]
+
+
+def hooks(backend: str) -> Any:
+    """A backend's hooks. Its package is imported here: not every machine has all of them."""
+    return importlib.import_module(f"vox_{backend}").backend
 
 
 @functools.cache
@@ -79,7 +82,7 @@ def go_on(
 ) -> Trained:
     """The steps given, from any state; every so many of them a state is kept, if that is not 0."""
     made, done, kept = jobs.plan(folder, **plan), list[StepDone](), list[TrainState]()
-    with learning(BACKENDS[backend], made, folder, start, steps, Recorder(folder)) as learner:
+    with learning(hooks(backend), made, folder, start, steps, Recorder(folder)) as learner:
         for step in steps:
             taken = learner.take(step)
             assert isinstance(taken, StepDone)
@@ -134,7 +137,7 @@ def loaded(
     backend: str, folder: Path, state: AdapterState | None = None
 ) -> Iterator[tuple[Model, str | None]]:
     """A model in float32, and the name of its adapter."""
-    with closing(BACKENDS[backend].vox_load(LoadJob(folder, "fp32"), None)) as model:
+    with closing(hooks(backend).vox_load(LoadJob(folder, "fp32"), None)) as model:
         if state is not None:
             model.add_adapter("adapter", state)
         yield model, state and "adapter"
@@ -145,7 +148,7 @@ def merged(backend: str, folder: Path, state: AdapterState) -> dict[str, Any]:
     modules = jobs.plan(folder).modules
     targets = tuple(MergeTarget(path, modules[path]) for path in state.modules)
     job = MergeJob(state, targets, WeightFolder(folder).read, "fp32")
-    return dict(BACKENDS[backend].vox_merge(job, None).tensors)
+    return dict(hooks(backend).vox_merge(job, None).tensors)
 
 
 def distance(mine: Mapping[str, Any], other: Mapping[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""The torch backend on the CPU against the MLX backend, number by number, in float32.
+"""The torch backend on the CPU against the MLX and CUDA backends, number by number, in float32.
 
 Every family that both know, with random weights of real architecture, and every method. What is
 compared follows a run: the base, the start, twenty steps, what the optimizer keeps, the merge, the
@@ -17,6 +17,7 @@ from tests.parity.held import Trained, apart, distance
 from vox_testing.tiny import FAMILIES
 
 METHODS = ("lora", "rslora", "dora")
+against = pytest.mark.parametrize("backend", ["mlx", pytest.param("cuda", marks=pytest.mark.gpu)])
 families = pytest.mark.parametrize("family", sorted(FAMILIES))
 # rsLoRA is LoRA with another scale: one family says whether it is the right one. DoRA's first step
 # is held for every family; twenty for those whose layers are of another kind than a Llama's.
@@ -66,59 +67,65 @@ def first_step(root: Path, family: str, method: str, backend: str) -> dict[str, 
     return {name: first / 0.1 for name, (first, _) in state.moments.items()}
 
 
+@against
 @families
-def test_the_bases_logits(root, family):
+def test_the_bases_logits(root, family, backend):
     folder = held.model(root, family)
-    assert apart(held.logits("mlx", folder), held.logits("cpu", folder)) < tolerances.LOGITS
+    assert apart(held.logits(backend, folder), held.logits("cpu", folder)) < tolerances.LOGITS
 
 
+@against
 @cases
-def test_the_adapters_logits(root, family, method):
+def test_the_adapters_logits(root, family, method, backend):
     folder = held.model(root, family)
     state = held.adapter(folder, method)
-    mine, other = held.logits("mlx", folder, state), held.logits("cpu", folder, state)
+    mine, other = held.logits(backend, folder, state), held.logits("cpu", folder, state)
     assert apart(mine, other) < tolerances.LOGITS
-    assert apart(mine, held.logits("mlx", folder)) > 100 * tolerances.LOGITS
+    assert apart(mine, held.logits(backend, folder)) > 100 * tolerances.LOGITS
 
 
+@against
 @curves
-def test_the_loss_at_each_of_twenty_steps(root, family, method):
-    mine, other = (trained(root, family, method, backend) for backend in ("mlx", "cpu"))
+def test_the_loss_at_each_of_twenty_steps(root, family, method, backend):
+    mine, other = (trained(root, family, method, each) for each in (backend, "cpu"))
     assert len(mine.losses) == held.STEPS
     assert mine.losses == pytest.approx(other.losses, rel=tolerances.LOSS)
     assert mine.norms == pytest.approx(other.norms, rel=tolerances.GRADIENT_NORM)
 
 
+@against
 @cases
-def test_the_gradients_of_a_and_b_at_the_first_step(root, family, method):
-    mine, other = (first_step(root, family, method, backend) for backend in ("mlx", "cpu"))
+def test_the_gradients_of_a_and_b_at_the_first_step(root, family, method, backend):
+    mine, other = (first_step(root, family, method, each) for each in (backend, "cpu"))
     for kind in ("lora_A", "lora_B", "magnitude") if method == "dora" else ("lora_A", "lora_B"):
         some = {name: value for name, value in mine.items() if kind in name}
         assert some
         assert distance(some, {name: other[name] for name in some}) < tolerances.GRADIENT
 
 
+@against
 @curves
-def test_the_moments_and_the_adapter_after_twenty_steps(root, family, method):
-    mine, other = (trained(root, family, method, backend).state for backend in ("mlx", "cpu"))
+def test_the_moments_and_the_adapter_after_twenty_steps(root, family, method, backend):
+    mine, other = (trained(root, family, method, each).state for each in (backend, "cpu"))
     assert mine.step == other.step == held.STEPS
     assert mine.moments.keys() == other.moments.keys() == mine.adapter.tensors().keys()
     for index in (0, 1):
         kept = [{n: m[index] for n, m in state.moments.items()} for state in (mine, other)]
-        assert distance(*kept) < tolerances.MOMENTS
+        assert distance(*kept) < tolerances.MOMENTS[backend]
     assert distance(mine.adapter.tensors(), other.adapter.tensors()) < tolerances.ADAPTER
 
 
+@against
 @families
-def test_every_weight_after_twenty_steps(root, family):
+def test_every_weight_after_twenty_steps(root, family, backend):
     """Weights start far from zero, so their change is compared. Where a gradient is zero but for
     roundoff, as that of a key's bias, Adam moves the weight by the noise: of gpt2, 0.4 % of all."""
-    mine, other = (trained(root, family, "full", backend) for backend in ("mlx", "cpu"))
+    mine, other = (trained(root, family, "full", each) for each in (backend, "cpu"))
     assert mine.losses == pytest.approx(other.losses, rel=tolerances.LOSS)
     assert mine.norms == pytest.approx(other.norms, rel=tolerances.GRADIENT_NORM)
     for index in (0, 1):
         kept = [{n: m[index] for n, m in each.state.moments.items()} for each in (mine, other)]
-        assert distance(*kept) < tolerances.MOMENTS
+        assert distance(*kept) < tolerances.MOMENTS[backend]
     folder = held.model(root, family)
     begin = held.jobs.start(folder, held.jobs.plan(folder, method="full")).adapter.tensors()
     changes = [
@@ -128,20 +135,22 @@ def test_every_weight_after_twenty_steps(root, family):
     assert distance(*changes) < 10 * tolerances.ADAPTER
 
 
+@against
 @cases
-def test_the_merged_weights(root, family, method):
+def test_the_merged_weights(root, family, method, backend):
     folder = held.model(root, family)
     state = held.adapter(folder, method)
-    mine, other = held.merged("mlx", folder, state), held.merged("cpu", folder, state)
+    mine, other = held.merged(backend, folder, state), held.merged("cpu", folder, state)
     assert list(mine) == list(other)
     for name, tensor in mine.items():
         assert apart(tensor, other[name]) < tolerances.MERGED, name
 
 
+@against
 @families
-def test_greedy_generation_token_by_token(root, family):
+def test_greedy_generation_token_by_token(root, family, backend):
     folder = held.model(root, family)
     state = held.adapter(folder, "lora")
-    mine = held.greedy("mlx", folder, state)
+    mine = held.greedy(backend, folder, state)
     assert len(mine) == 24
     assert mine == held.greedy("cpu", folder, state)

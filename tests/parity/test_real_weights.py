@@ -128,7 +128,7 @@ def trained(
         for number, some in enumerate(groups[:count], start=1)
     ]
     context, validation = Recorder(folder), [jobs.batch(others)]
-    with held.learning(held.BACKENDS[backend], made, folder, start, steps, context) as learner:
+    with held.learning(held.hooks(backend), made, folder, start, steps, context) as learner:
         before = learner.evaluate(validation)
         losses = [learner.take(step).loss for step in steps]
         after = [learner.evaluate(validation)] if len(steps) == STEPS else []
@@ -191,7 +191,7 @@ def test_the_loss_in_half_precision_on_mlx(model, dtype, monkeypatch):
 def test_gemma_3_is_refused_in_float16_on_mlx():
     """Transformers overflows there, and mlx-lm clips what overflows."""
     with pytest.raises(ModelError, match="exceed float16"):
-        held.BACKENDS["mlx"].vox_load(LoadJob(folder_of("gemma3-270m"), "fp16"), None)
+        held.hooks("mlx").vox_load(LoadJob(folder_of("gemma3-270m"), "fp16"), None)
 
 
 @pytest.mark.long
@@ -226,12 +226,12 @@ def test_what_is_generated_is_what_transformers_generates(model):
         logits_TV, in_bf16_TV = (
             each(ids_1T).logits[0].float().numpy() for each in (exact, in_bf16)
         )
-    for backend in held.BACKENDS:
-        loaded = held.BACKENDS[backend].vox_load(LoadJob(folder, "fp32"), None)
+    for backend in ("cpu", "mlx"):
+        loaded = held.hooks(backend).vox_load(LoadJob(folder, "fp32"), None)
         assert held.generated(loaded, list(prompt_T), 12) == answer
         assert held.apart(loaded.logits(prompt_T), logits_TV) < 1e-5
         loaded.close()
-    loaded = held.BACKENDS["cpu"].vox_load(LoadJob(folder, "bf16"), None)
+    loaded = held.hooks("cpu").vox_load(LoadJob(folder, "bf16"), None)
     # As near to float32 as transformers is in bfloat16, but for other orders of rounding.
     allowed = 2 * held.apart(in_bf16_TV, logits_TV)
     assert held.apart(loaded.logits(prompt_T), logits_TV) < allowed < 0.1

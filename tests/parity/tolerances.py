@@ -1,5 +1,5 @@
 """How far two right float32 backends may be from one another: every tolerance of this folder's
-comparison of `cpu` and `mlx`, with where it comes from.
+comparison of `cpu` with `mlx` and `cuda`, with where it comes from.
 
 "Noise" is the distance of either backend from float64 (`benchmarks/parity_noise.py`, the largest of
 eight families and three methods; both backends show the same). Two backends may differ by twice
@@ -17,8 +17,9 @@ LOSS = 1e-5
 GRADIENT_NORM = 1e-5
 # Relative Frobenius norm over all of A's, or of B's. Noise 1.9e-6.
 GRADIENT = 1e-5
-# First and second moments after 20 steps, likewise. Noise 1.5e-6.
-MOMENTS = 1e-5
+# First and second moments after 20 steps, likewise. Noise 1.5e-6. torch's fused AdamW computes
+# 1 - beta2 in float32 on CUDA: 0.999 is rounded first, and second moments are 1.29e-5 too small.
+MOMENTS = {"mlx": 1e-5, "cuda": 2e-5}
 # The adapter after 20 steps, likewise. Noise 2.9e-4: Adam turns noise in a gradient near zero into
 # a step of the learning rate. DESIGN.md promises 1e-3.
 ADAPTER = 1e-3

@@ -110,7 +110,7 @@ LEVELS = np.array(
     np.float32,
 )
 _BINS = 1 << 16
-_LEAST = 1e-38
+LEAST_SCALE = 1e-38
 """Least scale that is divided by; smaller ones have an inverse that float32 has not got."""
 
 
@@ -222,7 +222,7 @@ def _codes(W_N: Array, scale_G: Array) -> Array:
     W_GS = _in_blocks(W_N, BLOCK)
     scaled_GS = W_GS * _inverse(scale_G)[:, None]
     if len(W_N) % BLOCK:
-        scaled_GS[-1] = W_GS[-1] / np.maximum(scale_G[-1], np.float32(_LEAST))
+        scaled_GS[-1] = W_GS[-1] / np.maximum(scale_G[-1], np.float32(LEAST_SCALE))
     codes_GS = np.zeros(scaled_GS.shape, np.uint8)
     for midpoint in _midpoints(LEVELS):  # several times faster than a search
         codes_GS += scaled_GS > midpoint
@@ -230,7 +230,7 @@ def _codes(W_N: Array, scale_G: Array) -> Array:
 
 
 def _inverse(scale: Array) -> Array:
-    inverse: Array = np.float32(1) / np.maximum(scale, np.float32(_LEAST))
+    inverse: Array = np.float32(1) / np.maximum(scale, np.float32(LEAST_SCALE))
     return inverse
 
 

@@ -62,7 +62,7 @@ def update(number=1, total_weight=1.0, **numbers):
 @pytest.mark.parametrize("saved", [(), ("lm_head.weight",)])
 def test_the_gradient_is_that_of_weighted_log_probs(tiny, monkeypatch, layout, saved):
     """Against central differences in float64, along random directions."""
-    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 7 * 300)  # several chunks, and a last short one
+    monkeypatch.setattr(loss, "CHUNK_ON_CPU", 7 * 300)  # several chunks, and a last short one
     trainer, _ = opened(tiny("llama"), WIDE, saved=saved, tuning={"layout": layout})
     some = signed()
     assert (some.weights_T < 0).any() and (some.scored_T & (some.weights_T == 0)).any()
@@ -117,7 +117,7 @@ def test_positions_that_are_only_scored_change_no_gradient(tiny):
 @pytest.mark.parametrize("saved", [(), ("lm_head.weight",)])
 def test_one_pass_is_two_passes(tiny, monkeypatch, layout, dropout, saved):
     """The same operations on the same numbers: bit for bit where documents are concatenated."""
-    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 7 * 300)
+    monkeypatch.setattr(loss, "CHUNK_ON_CPU", 7 * 300)
     trainer, _ = opened(tiny("llama"), dropout=dropout, saved=saved, tuning={"layout": layout})
     some, called = signed(4), []
     some = replace(some, weights_T=np.zeros_like(some.weights_T))

@@ -59,7 +59,7 @@ def padded(model: Adapted) -> Padded:
 
 @pytest.mark.parametrize("family", END_TO_END)
 def test_loss_and_gradients_are_those_of_padded_rows(tiny, family, monkeypatch):
-    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 7 * 300)  # several chunks, and a last short one
+    monkeypatch.setattr(loss, "CHUNK_ON_CPU", 7 * 300)  # several chunks, and a last short one
     model = adapted(tiny(family))
     together, fault = loss_of(model.model, "cpu")
     assert (type(together), fault) == (Together, None)
@@ -107,7 +107,7 @@ def test_a_family_has_at_most_four_times_the_scores_of_its_documents():
 @pytest.mark.parametrize("settings", [{}, {"saved": ("model.norm.weight", "lm_head.weight")}])
 def test_several_targets_of_a_position_are_those_of_padded_rows(tiny, settings, monkeypatch):
     """In several chunks, weighed before and in one pass; with a trained head, too."""
-    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 7 * 300)
+    monkeypatch.setattr(loss, "CHUNK_ON_CPU", 7 * 300)
     model = adapted(tiny("llama"), **settings)
     together, _ = loss_of(model.model, "cpu")
     some = several_targets()
@@ -141,7 +141,7 @@ LOGITS = {
 
 @pytest.mark.parametrize("family", LOGITS)
 def test_what_a_family_does_to_its_logits_stays_in_force(family, tmp_path, monkeypatch):
-    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 7 * 300)
+    monkeypatch.setattr(loss, "CHUNK_ON_CPU", 7 * 300)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 300, "pad_token_id": 0}
     heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = AutoConfig.for_model(family, **sizes, **heads, **LOGITS[family])
@@ -178,7 +178,7 @@ def test_a_head_that_reads_more_of_the_body_gets_rows(tiny, monkeypatch):
     [{"targets": ("lm_head", "q_proj")}, {"targets": ("q_proj",), "saved": ("lm_head.weight",)}],
 )
 def test_what_is_trained_in_the_head_gets_its_gradient(tiny, what, monkeypatch):
-    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 7 * 300)
+    monkeypatch.setattr(loss, "CHUNK_ON_CPU", 7 * 300)
     model = adapted(tiny("llama"), **what)
     assert any("lm_head" in name for name in model.parameters)
     some = batch(documents(3))

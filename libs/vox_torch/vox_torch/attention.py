@@ -13,6 +13,7 @@ Shape legend: H heads, T tokens, D features of a head, L tokens of a document.
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -119,6 +120,7 @@ def varlen(
     """
     from torch.nn.attention.varlen import varlen_attn
 
+    grouped = {"enable_gqa": query_THD.shape[1] != key_THD.shape[1]} if _asks_for_groups() else {}
     out_THD: torch.Tensor = varlen_attn(
         query_THD,
         key_THD,
@@ -127,9 +129,18 @@ def varlen(
         *longest,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query_THD.shape[1] != key_THD.shape[1],
+        **grouped,
     )
     return out_THD
+
+
+@functools.cache
+def _asks_for_groups() -> bool:
+    """Whether the kernel's function wants to be told of grouped heads; torch 2.11's takes them as
+    they are."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def _one_by_one(

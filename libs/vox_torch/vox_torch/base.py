@@ -41,7 +41,7 @@ def load_base(folder: Path, dtype: DType, device: str, quant: Quant = "none") ->
         ModelError: M002, transformers cannot build this model or its weights do not fit.
     """
     if quant == "none":
-        model = _load_plain(folder, dtype)
+        model = _load_plain(folder, dtype, device)
     else:
         from vox_torch.quantised import load_quantised
 
@@ -50,13 +50,14 @@ def load_base(folder: Path, dtype: DType, device: str, quant: Quant = "none") ->
     return model.to(device).eval()
 
 
-def _load_plain(folder: Path, dtype: DType) -> PreTrainedModel:
+def _load_plain(folder: Path, dtype: DType, device: str) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     with quiet(), model_errors(folder):
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch_dtype(dtype),
+            device_map=None if device == "cpu" else device,  # tensor by tensor, not by way of RAM
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,

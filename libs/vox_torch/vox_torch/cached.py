@@ -1,10 +1,10 @@
 """Keys and values of a running batch's rows, and attention of new tokens over them.
 
 The new tokens of all rows are concatenated to one sequence, as documents are in training. Each row
-appends its keys and values to buffers of its own. On an accelerator in half precision one
-variable-length kernel of torch computes all rows. On a CPU rows of similar length that each get one
-token lie side by side in slots of shared buffers, and are computed at once; every other row goes
-through scaled dot product attention alone.
+appends its keys and values to buffers of its own. Rows of similar length that each get one token
+lie side by side in slots of shared buffers, and are computed at once. The others go through one
+variable-length kernel of torch, on an accelerator in half precision, and each through scaled dot
+product attention alone elsewhere.
 
 Shape legend: T new tokens of all rows, N new tokens of a row or rows with one new token, L tokens
 with the cached ones, C tokens that fit, S slots, H query heads, K key heads, G query heads per key
@@ -29,6 +29,9 @@ CACHED_ROWS = "vox_cached_rows"
 
 _GROWTH = 256
 """Tokens by which a buffer grows."""
+
+_STEP = 16
+"""Keys seen in slots are a multiple: torch's kernel on a GPU would copy another mask."""
 
 _FEW = 4
 """Rows of one capacity from which slots are faster than row by row."""
@@ -194,24 +197,15 @@ class RowExtents:
         for cache, length in zip(self.caches, self.lengths, strict=True):
             cache.length = length
 
-    def bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Offsets of each row's new tokens, and of its keys, int32 on the device."""
-        return self._bounds
-
-    @cached_property
-    def _bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
-        import torch
-
-        new, whole = (
-            torch.tensor([0, *itertools.accumulate(each)], dtype=torch.int32, device=self._device)
-            for each in (self.counts, self.lengths)
-        )
-        return new, whole
-
     @cached_property
     def alone(self) -> list[tuple[RowCache, slice]]:
         """The rows that are not in slots, with their new tokens."""
         return [(cache, part) for cache, part in self.parts() if not cache.slots]
+
+    @cached_property
+    def ragged(self) -> Ragged:
+        """The same, for the variable-length kernel."""
+        return Ragged(self.alone, self._device)
 
     @cached_property
     def together(self) -> list[SideBySide]:
@@ -220,13 +214,49 @@ class RowExtents:
         for cache, part in self.parts():
             if cache.slots:
                 found.setdefault(cache.slots, []).append((cache, part.start))
-        return [SideBySide(slots, rows) for slots, rows in found.items()]
+        return [SideBySide(slots, rows, self._device) for slots, rows in found.items()]
 
     def parts(self) -> Iterator[tuple[RowCache, slice]]:
         """Each row with its new tokens."""
         stops = itertools.accumulate(self.counts)
         for cache, n, stop in zip(self.caches, self.counts, stops, strict=True):
             yield cache, slice(stop - n, stop)
+
+
+class Ragged:
+    """Attention of rows with any number of new tokens, by the variable-length kernel.
+
+    Args:
+        rows: each with its new tokens among those of all rows.
+    """
+
+    def __init__(self, rows: Sequence[tuple[RowCache, slice]], device: str) -> None:
+        import torch
+
+        self._caches = [cache for cache, _ in rows]
+        self._counts = [part.stop - part.start for _, part in rows]
+        counts = zip(self._caches, self._counts, strict=True)
+        lengths = [cache.length + count for cache, count in counts]
+        self._longest = max(self._counts, default=0), max(lengths, default=0)
+        places = [place for _, part in rows for place in range(part.start, part.stop)]
+        self.at_N = torch.tensor(places, dtype=torch.int64, device=device)
+        new, whole = (
+            torch.tensor([0, *itertools.accumulate(each)], dtype=torch.int32, device=device)
+            for each in (self._counts, lengths)
+        )
+        self._bounds = new, whole
+
+    def attend(
+        self, module: nn.Module, qkv: Sequence[torch.Tensor], scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Append keys and values, and return (N, H, D)."""
+        import torch
+
+        query_NHD, *new = qkv
+        parts = zip(*(each.transpose(0, 1).split(self._counts, 1) for each in new), strict=True)
+        seen = [cache.append(module, *kv) for cache, kv in zip(self._caches, parts, strict=True)]
+        kv_LKD = (torch.cat([r.transpose(0, 1) for r in each]) for each in zip(*seen, strict=True))
+        return varlen(query_NHD, *kv_LKD, self._bounds, self._longest, scale, window)
 
 
 class SideBySide:
@@ -236,13 +266,12 @@ class SideBySide:
         rows: each with its index among the new tokens.
     """
 
-    def __init__(self, slots: Slots, rows: Sequence[tuple[RowCache, int]]) -> None:
+    def __init__(self, slots: Slots, rows: Sequence[tuple[RowCache, int]], device: str) -> None:
         import torch
 
-        self._slots = slots
-        self.at_N = torch.tensor([at for _, at in rows])
-        self._slot_N = torch.tensor([row.slot for row, _ in rows])
-        self._before_N = torch.tensor([row.length for row, _ in rows])
+        self._slots, self._lengths = slots, [row.length for row, _ in rows]
+        numbers = [(at, row.slot, row.length) for row, at in rows]
+        self.at_N, self._slot_N, self._before_N = torch.tensor(numbers, device=device).unbind(1)
         self._masks: dict[int | None, torch.Tensor] = {}
 
     def attend(
@@ -267,9 +296,10 @@ class SideBySide:
         """Return zeros for the keys that each slot's query sees, else -inf, (S, 1, 1, L)."""
         import torch
 
-        before_S1 = torch.full((len(self._slots.rows), 1), -1)
+        before_S1 = self._slot_N.new_full((len(self._slots.rows), 1), -1)
         before_S1[self._slot_N, 0] = self._before_N
-        key_L = torch.arange(int(self._before_N.max()) + 1)
+        length = -(-(max(self._lengths) + 1) // _STEP) * _STEP
+        key_L = torch.arange(min(length, self._slots.capacity), device=before_S1.device)
         hidden_SL = key_L > before_S1
         if window:
             hidden_SL |= key_L <= before_S1 - window
@@ -302,22 +332,16 @@ def attend(
     scale = query_1HTD.shape[-1] ** -0.5 if scaling is None else scaling
     query_THD, key_KTD, value_KTD = query_1HTD[0].transpose(0, 1), key_1KTD[0], value_1KTD[0]
     window = sliding_window or None
-    if softcap is None and has_varlen(query_1HTD, key_1KTD):
-        parts = zip(key_KTD.split(rows.counts, 1), value_KTD.split(rows.counts, 1), strict=True)
-        seen = [cache.append(module, *new) for cache, new in zip(rows.caches, parts, strict=True)]
-        keys_LKD, values_LKD = (
-            torch.cat([row.transpose(0, 1) for row in each]) for each in zip(*seen, strict=True)
-        )
-        new, whole = rows.bounds()
-        longest = max(rows.counts), max(rows.lengths)
-        out = varlen(query_THD, keys_LKD, values_LKD, (new, whole), longest, scale, window)
-        return out[None], None
     out_THD = torch.empty_like(query_THD, memory_format=torch.contiguous_format)
-    for group in rows.together if softcap is None else ():
+    groups: list[SideBySide | Ragged] = [*rows.together] if softcap is None else []
+    alone = rows.alone if softcap is None else [*rows.parts()]
+    if alone and softcap is None and has_varlen(query_1HTD, key_1KTD):
+        groups, alone = [*groups, rows.ragged], []
+    for group in groups:
         new = (each[:, group.at_N].transpose(0, 1) for each in (key_KTD, value_KTD))
         qkv = [query_THD[group.at_N], *new]
         out_THD[group.at_N] = group.attend(module, qkv, scale, window)
-    for cache, part in rows.alone if softcap is None else rows.parts():
+    for cache, part in alone:
         seen = cache.append(module, key_KTD[:, part], value_KTD[:, part])
         out_THD[part] = _attend_row(query_THD[part], *seen, scale, window, softcap)
     return out_THD[None], None

@@ -85,7 +85,8 @@ class Together:
     def __init__(self, model: PreTrainedModel, device: str) -> None:
         self._model, self._device = model, device
         self._body = self._model.base_model
-        self._head_loss = HeadLoss(self.logits, self._model.config.get_text_config().vocab_size)
+        vocabulary = self._model.config.get_text_config().vocab_size
+        self._head_loss = HeadLoss(self.logits, vocabulary, device)
         self._output: type[Any] = BaseModelOutputWithPast  # or the family's own, once seen
         self.windows: set[int | None] = set()
 

@@ -186,8 +186,8 @@ class LoraLinear(torch.autograd.Function):
     def backward(ctx: Any, g_XO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_XI, A_RI, B_OR = ctx.saved_tensors
         gB_XR = g_XO @ B_OR
-        gradient_A = (gB_XR.T @ x_XI) * ctx.scale
-        gradient_B = (g_XO.T @ (x_XI @ A_RI.T)) * ctx.scale
+        gradient_A = scaled(gB_XR.T, x_XI, ctx.scale)
+        gradient_B = scaled(g_XO.T, x_XI @ A_RI.T, ctx.scale)
         gradient_x = None
         if ctx.needs_input_grad[0]:
             gradient_x = scaled(gB_XR, A_RI, ctx.scale).addmm_(g_XO, ctx.weight())
@@ -223,7 +223,7 @@ class LoraLinears(torch.autograd.Function):
         for x_PI, g_PO, scale, A_RI, B_OR in _by_share(ctx.shares, matrices, x_XI, g_XO):
             gB_PR = g_PO @ B_OR
             updates.append(scaled(gB_PR, A_RI, scale))
-            gradients += [(gB_PR.T @ x_PI) * scale, (g_PO.T @ (x_PI @ A_RI.T)) * scale]
+            gradients += [scaled(gB_PR.T, x_PI, scale), scaled(g_PO.T, x_PI @ A_RI.T, scale)]
         gradient_x = None
         if ctx.needs_input_grad[0]:
             gradient_x = torch.cat(updates).addmm_(g_XO, ctx.weight())

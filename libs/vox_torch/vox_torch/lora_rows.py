@@ -45,6 +45,7 @@ class _Values:
         self._spans: dict[str | None, tuple[int, int]] = {None: (0, 0)}
         self._A_SI: torch.Tensor
         self._B_OS: torch.Tensor
+        self._own: dict[str | None, tuple[torch.Tensor, torch.Tensor]] = {}
         self._finite = True
         self.gains: dict[str | None, torch.Tensor] = {}
 
@@ -61,21 +62,31 @@ class _Values:
             return None
         A_SI, B_OS = self._A_SI, self._B_OS
         narrow_NI = x_NI.to(A_SI.dtype)
+        if len(names) == 1:
+            A_RI, B_OR = self._matrices(names[0])
+            return linear(linear(narrow_NI, A_RI), B_OR).to(x_NI.dtype)
         if active > 1 and self._finite and len(x_NI) * len(A_SI) <= _SHARED:
             own_NS = linear(narrow_NI, A_SI)
             own_NS.masked_fill_(_others(counts, spans, len(A_SI), x_NI.device), 0)
             return linear(own_NS, B_OS).to(x_NI.dtype)
-        updates = [
-            linear(linear(narrow_MI, A_SI[start:stop]), B_OS[:, start:stop])
-            for (start, stop), narrow_MI in zip(spans, narrow_NI.split(counts), strict=True)
-        ]
-        return (updates[0] if len(updates) == 1 else torch.cat(updates)).to(x_NI.dtype)
+        updates = []
+        for name, narrow_MI in zip(names, narrow_NI.split(counts), strict=True):
+            A_RI, B_OR = self._matrices(name)
+            updates.append(linear(linear(narrow_MI, A_RI), B_OR))
+        return torch.cat(updates).to(x_NI.dtype)
 
     def _span(self, name: str | None) -> tuple[int, int]:
         """Return the ranks of an adapter, which is read at its first use."""
         if name not in self._spans:
             self._spans[name] = self._read(name) if name in self._layer.lora_A else (0, 0)
         return self._spans[name]
+
+    def _matrices(self, name: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return A and B of an adapter that has a span."""
+        if name not in self._own:
+            start, stop = self._spans[name]
+            self._own[name] = self._A_SI[start:stop], self._B_OS[:, start:stop]
+        return self._own[name]
 
     def _read(self, name: str | None) -> tuple[int, int]:
         import torch
@@ -94,6 +105,7 @@ class _Values:
         if start:
             A_RI, B_OR = torch.cat([self._A_SI, A_RI]), torch.cat([self._B_OS, B_OR], dim=1)
         self._A_SI, self._B_OS = A_RI, B_OR
+        self._own.clear()
         return start, len(A_RI)
 
 

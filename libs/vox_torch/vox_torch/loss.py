@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
     from vox_torch.functions import Chunk
 
-CHUNK_ELEMENTS = 16 * 2**20
-"""Logits computed at once: 32 MiB in bfloat16, 64 MiB more while they are float32."""
+CHUNK, CHUNK_ON_CPU = 64 * 2**20, 16 * 2**20
+"""Logits computed at once: on a CPU 32 MiB in bfloat16, and 64 MiB more while they are float32. An
+accelerator reads the head's weight again for each chunk, which costs more there than the memory."""
 
 
 def weighted_nll(model: nn.Module, head: nn.Module, batch: Rows) -> torch.Tensor:
@@ -84,9 +85,11 @@ class HeadLoss:
         vocabulary: V.
     """
 
-    def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor], vocabulary: int) -> None:
+    def __init__(
+        self, logits: Callable[[torch.Tensor], torch.Tensor], vocabulary: int, device: str
+    ) -> None:
         self._logits = logits
-        self._chunk = max(1, CHUNK_ELEMENTS // vocabulary)
+        self._chunk = max(1, (CHUNK_ON_CPU if device == "cpu" else CHUNK) // vocabulary)
 
     def __call__(
         self, hidden_KH: torch.Tensor, scored: Scored, parameters: Sequence[torch.nn.Parameter]

@@ -12,7 +12,7 @@ a moment is a code of 8 bits a value and a float32 scale for each block of 256. 
 than 4096 elements keep moments in float32, by the library's own rule. On a device with its own
 memory the codes are paged to the host when the device is full (Dettmers et al. 2023,
 arXiv:2305.14314, section 3; the library pages tensors of 100,000 elements and more). Paging has not
-been tested on such a device yet.
+been tested on a full device yet.
 
 A saved state has float32 moments, and restoring it gives the same codes and scales: each scale is
 rounded to 16 significant bits after a step, so that it can be recovered from the largest value of

@@ -5,9 +5,9 @@
     nf4-embeddings    nf4, with the token embedding and the output head in int8
 
 `vox_formats.quant` specifies the arithmetic. Activations stay in the compute dtype on every device:
-the weight is dequantised, then multiplied. Packing always runs on the CPU, tensor by tensor from
-the files, so that the full-precision model is never in memory and the packed weights are the same
-on every machine. An embedding dequantises only the rows looked up, a head one block at a time,
+the weight is dequantised, then multiplied. Weights are packed on the device, tensor by tensor from
+the files: the full-precision model is never in memory, and the packed weights are the same on every
+machine and device. An embedding dequantises only the rows looked up, a head one block at a time,
 except a head with its own adapter.
 
 This module imports torch; import it lazily.
@@ -23,11 +23,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import Quant
 from vox_core.weights import WeightFolder
-from vox_formats.quant import SCALE_BLOCK, pack_scales, scale_levels
+from vox_formats.quant import (
+    BLOCK,
+    LEAST_SCALE,
+    LEVELS,
+    SCALE_BLOCK,
+    pack_scales,
+    scale_levels,
+)
 from vox_torch.arrays import as_tensor
 from vox_torch.base import fill_buffers, fill_parameters, stored_names, without_weights
 from vox_torch.functions import BlockLinear, FrozenLinear
@@ -40,6 +48,9 @@ if TYPE_CHECKING:
 
 BLOCK_ELEMENTS = 4 * 2**20
 """Weights of an output head that are dequantised at once: 8 MiB in bfloat16."""
+
+PACKED_ELEMENTS = 4 * 2**20
+"""Weights that are quantised at once, whole blocks: 16 MiB in float32, a few times."""
 
 
 class QuantisedLinear(nn.Linear):
@@ -114,20 +125,23 @@ def _embedding(old: nn.Embedding, packed: Int8) -> nn.Embedding:
 class Nf4:
     """A weight in bitsandbytes' NF4 (arXiv:2305.14314), in blocks of 64."""
 
-    def __init__(
-        self, W_OI: torch.Tensor, dtype: torch.dtype, device: str, *, double: bool
-    ) -> None:
-        functional = import_bitsandbytes().functional
-        data, state = functional.quantize_4bit(W_OI, blocksize=64, quant_type="nf4")
-        state.dtype = self.dtype = dtype
-        # Blocks run on from row to row. bitsandbytes' kernel for AVX512 believes that each row
-        # begins one, unless there is one row.
-        self._shape, state.shape = W_OI.shape, torch.Size((1, W_OI.numel()))
+    def __init__(self, W_OI: torch.Tensor, dtype: torch.dtype, *, double: bool) -> None:
+        library = import_bitsandbytes().functional
+        self._data, scale_G = nf4_codes(W_OI)
+        self._shape, self.dtype = W_OI.shape, dtype
+        self._state = library.QuantState(
+            absmax=scale_G,
+            # Blocks run on from row to row. bitsandbytes' kernel for AVX512 believes that each row
+            # begins one, unless there is one row.
+            shape=torch.Size((1, W_OI.numel())),
+            code=library.get_4bit_type("nf4", W_OI.device),
+            blocksize=BLOCK,
+            quant_type="nf4",
+            dtype=dtype,
+        )
         if double:
-            _pack_scales(state, functional.QuantState)
-        self._data, self._state = data.to(device), state
-        self._state.to(device)
-        self._dequantise: Callable[..., torch.Tensor] = functional.dequantize_4bit
+            _pack_scales(self._state, library.QuantState)
+        self._dequantise: Callable[..., torch.Tensor] = library.dequantize_4bit
 
     def weight(self) -> torch.Tensor:
         """Return the dequantised weight (O, I), in the compute dtype."""
@@ -141,15 +155,42 @@ class Nf4:
         return sum(tensor.nbytes for tensor in (self._data, *scales))
 
 
+def nf4_codes(W_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise a weight to NF4.
+
+    Each operation is one of IEEE float32, so that an accelerator finds the codes of a CPU.
+    bitsandbytes' own kernels do not: they give a value next to a midpoint, or a zero, another code.
+
+    Returns:
+        Codes, uint8 (N / 2, 1), two values each, the first in the high bits; scales (G,), float32.
+    """
+    levels = torch.from_numpy(LEVELS).to(W_OI.device)
+    midpoints, codes, scales = (levels[:-1] + levels[1:]) / 2, [], []
+    for part_N in W_OI.flatten().split(PACKED_ELEMENTS):
+        filled_N = functional.pad(part_N.float(), (0, -len(part_N) % BLOCK))
+        blocks_GS = filled_N.view(-1, BLOCK)
+        scale_G = blocks_GS.abs().amax(dim=1)
+        least_G1 = scale_G.clamp(min=LEAST_SCALE)[:, None]
+        scaled_GS = blocks_GS * (1 / least_G1)
+        if len(part_N) % BLOCK:  # of a short block bitsandbytes divides
+            scaled_GS[-1] = blocks_GS[-1] / least_G1[-1]
+        code_N = torch.bucketize(scaled_GS, midpoints, out_int32=True).to(torch.uint8).flatten()
+        codes.append(code_N[: len(part_N) + len(part_N) % 2])
+        scales.append(scale_G)
+    code_N = torch.cat(codes)
+    return ((code_N[::2] << 4) | code_N[1::2])[:, None], torch.cat(scales)
+
+
 def _pack_scales(state: Any, kind: Callable[..., Any]) -> None:
     """Pack the scales again (double quantisation), with the same mean and levels on every
     machine."""
-    packed = pack_scales(state.absmax.numpy())
-    state.absmax = torch.from_numpy(packed.codes_G)
-    state.offset = torch.tensor(packed.offset)
+    device = state.absmax.device
+    packed = pack_scales(state.absmax.cpu().numpy())
+    state.absmax = torch.from_numpy(packed.codes_G).to(device)
+    state.offset = torch.tensor(packed.offset, device=device)
     state.state2 = kind(
-        absmax=torch.from_numpy(packed.most_C),
-        code=torch.from_numpy(scale_levels().copy()),
+        absmax=torch.from_numpy(packed.most_C).to(device),
+        code=torch.tensor(scale_levels(), device=device),
         blocksize=SCALE_BLOCK,
         dtype=torch.float32,
     )
@@ -159,11 +200,12 @@ def _pack_scales(state: Any, kind: Callable[..., Any]) -> None:
 class Int8:
     """A weight as int8 with one float32 step per output feature."""
 
-    def __init__(self, W_OI: torch.Tensor, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, W_OI: torch.Tensor, dtype: torch.dtype) -> None:
         wide_OI = W_OI.float()
         scale_O1 = wide_OI.abs().amax(dim=1, keepdim=True).clamp(min=1e-36)
-        self._data = (wide_OI * (1 / scale_O1 * 127)).round().to(torch.int8).to(device)
-        self._step_O1 = (scale_O1 / 127).to(device)
+        self._data = (wide_OI * (1 / scale_O1 * 127)).round().to(torch.int8)
+        # torch multiplies by the inverse of a Python number on some devices: another last bit.
+        self._step_O1 = scale_O1 / torch.full_like(scale_O1, 127)
         self.dtype = dtype
 
     def weight(self) -> torch.Tensor:
@@ -189,11 +231,12 @@ Packed: TypeAlias = Nf4 | Int8
 
 
 def pack(W_OI: torch.Tensor, quant: Quant, dtype: torch.dtype, device: str) -> Packed:
-    """Pack a stored weight, to be dequantised to `dtype`."""
+    """Pack a stored weight on `device`, to be dequantised to `dtype`."""
+    W_OI = W_OI.to(device)
     if quant == "int8":
-        return Int8(W_OI, dtype, device)
+        return Int8(W_OI, dtype)
     assert quant in ("nf4", "nf4-single"), quant
-    return Nf4(W_OI, dtype, device, double=quant == "nf4")
+    return Nf4(W_OI, dtype, double=quant == "nf4")
 
 
 def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) -> PreTrainedModel:

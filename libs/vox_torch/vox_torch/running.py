@@ -247,9 +247,8 @@ class Together:
         return RowCache()
 
     def decode(self, caches: Sequence[RowCache]) -> None:
-        """Put the rows that get one token in the next step side by side, on a CPU."""
-        if self._base.device == "cpu":
-            self._slots.hold(caches)
+        """Put the rows that get one token in the next step side by side."""
+        self._slots.hold(caches)
 
     def __call__(self, news: Sequence[New]) -> torch.Tensor:
         """Return logits (K, V) behind the last token of each row."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vox_core.hookspecs import hookimpl
-from vox_cuda.ready import checks, require_bitsandbytes, require_cuda
+from vox_cuda.ready import checks, require_bitsandbytes, require_cuda, without_plans
 from vox_torch.engine import Engine
 from vox_torch.profile import DeviceProfile
 
@@ -39,6 +39,7 @@ class CudaBackend:
         require_cuda()
         contract = job.plan.contract
         require_bitsandbytes(contract.quant, contract.optimizer.name)
+        without_plans()
         return self._engine.train(job, context)
 
     @hookimpl
@@ -50,6 +51,7 @@ class CudaBackend:
     def vox_load(self, job: LoadJob, context: RunContext) -> Model:
         require_cuda()
         require_bitsandbytes(job.quant)
+        without_plans()
         return self._engine.load(job)
 
     @hookimpl

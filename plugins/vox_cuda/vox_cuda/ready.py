@@ -52,6 +52,17 @@ def same_order() -> None:
     os.environ.setdefault(ORDER, "PCI_BUS_ID")
 
 
+def without_plans() -> None:
+    """Keep torch's attention to its own kernels, for the rest of this process.
+
+    It prefers cuDNN's on newer GPUs, which plan each new length anew, in 40 ms forward and 40 ms
+    backward. Lengths of documents and of prompts are new all the time.
+    """
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(False)  # type: ignore[no-untyped-call]
+
+
 def torch_build() -> tuple[str, str | None]:
     """Return torch's version and its CUDA version; None for a build without CUDA.
 
