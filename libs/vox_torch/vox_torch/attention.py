@@ -136,7 +136,7 @@ def varlen(
 
 @functools.cache
 def _asks_for_groups() -> bool:
-    """Whether the kernel's function wants to be told of grouped heads; torch 2.11's takes them as
+    """Whether the kernel's function has an argument for grouped heads; torch 2.11's takes them as
     they are."""
     from torch.nn.attention.varlen import varlen_attn
 

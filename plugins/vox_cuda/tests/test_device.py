@@ -33,8 +33,8 @@ def test_weights_are_packed_as_on_the_cpu(quant, dtype):
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (4, 2), (9, 3)])
 def test_one_kernel_computes_documents_of_any_length(dtype, heads, key_heads):
-    """It does in the oldest torch that vox allows and in the newest; else each document takes a
-    kernel of its own, and a step ten times as long."""
+    """Its arguments differ between versions of torch. Without it each document takes kernels of its
+    own, and a step of short ones ten times as long."""
     qkv = [torch.zeros((1, n, 5, 64), dtype=dtype, device="cuda") for n in (heads, key_heads)]
     assert has_varlen(*qkv)
 
