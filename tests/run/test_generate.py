@@ -253,8 +253,8 @@ def test_log_probs_are_of_the_logits_without_sampling() -> None:
         logits_TV = model.logits(np.array(whole), prompt.adapter).astype(np.float64)
         for position, token in enumerate(tokens, start=len(prompt.tokens)):
             exact_V = np.exp(logits_TV[position - 1]) / np.exp(logits_TV[position - 1]).sum()
-            # Both in float64, of logits below 15: 16 roundings at most.
-            assert token.log_prob == pytest.approx(np.log(exact_V[whole[position]]), abs=1e-13)
+            # The sum's terms are float32: off by 2^-23 of themselves where they count.
+            assert token.log_prob == pytest.approx(np.log(exact_V[whole[position]]), abs=2**-22)
     assert all(token.log_prob is None for token in Generator(model).generate(prompts()))
 
 

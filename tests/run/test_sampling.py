@@ -83,6 +83,16 @@ def test_seed_row_and_position_each_change_the_choice():
     assert next_token(logits_V, replace(warm, temperature=1e-46), [1]) == 0
 
 
+def test_only_allowed_tokens_are_chosen_wherever_they_are() -> None:
+    random = np.random.default_rng(0)
+    for seed in range(200):
+        logits_V = (30 * random.standard_normal(3000)).astype(np.float32)
+        allowed_V = np.zeros(3000, bool)
+        allowed_V[random.integers(0, 3000, 3)] = True
+        sampling = Sampling(temperature=5.0, seed=seed)
+        assert allowed_V[next_token(logits_V, sampling, [1], allowed_V=allowed_V)]
+
+
 def test_penalties_of_the_answer_and_bias_follow_openais_formula() -> None:
     """logit - count * frequency - (count > 0) * presence + bias; the prompt does not count."""
     logits_V = np.random.default_rng(0).normal(size=32).astype(np.float32)
