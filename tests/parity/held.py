@@ -137,7 +137,7 @@ def loaded(
     backend: str, folder: Path, state: AdapterState | None = None
 ) -> Iterator[tuple[Model, str | None]]:
     """A model in float32, and the name of its adapter."""
-    with closing(hooks(backend).vox_load(LoadJob(folder, "fp32"), None)) as model:
+    with closing(hooks(backend).vox_load(LoadJob(folder, "fp32"), Recorder(folder))) as model:
         if state is not None:
             model.add_adapter("adapter", state)
         yield model, state and "adapter"

@@ -138,3 +138,25 @@ def test_documents_attend_by_products_where_the_processor_is_one_for_them(monkey
     assert calls == [((0, 3, 10), 8**-0.5, window)]
     # Both round probabilities and sums to bfloat16, by 2^-9 of values up to 3.
     torch.testing.assert_close(*outs, rtol=0, atol=2**-6)
+
+
+# --- an accelerator's kernel ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_the_kernel_gets_the_arguments_that_its_version_takes(later, monkeypatch):
+    """torch 2.11 takes grouped heads as they are; later versions have an argument for them."""
+
+    def eleven(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size):
+        return max_q, max_k, scale, window_size
+
+    def twelve(*given, enable_gqa=False, **named):
+        return *eleven(*given, **named), enable_gqa
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", twelve if later else eleven)
+    uncached = attention._asks_for_groups.__wrapped__
+    monkeypatch.setattr(attention, "_asks_for_groups", uncached)
+    query_THD, *kv = (torch.zeros(5, heads, 8) for heads in (6, 2, 2))
+    bounds = (torch.tensor([0, 2, 5]),) * 2
+    found = attention.varlen(query_THD, *kv, bounds, (3, 3), 0.5, 4)
+    assert found == (3, 3, 0.5, (3, 0), True)[: 5 if later else 4]

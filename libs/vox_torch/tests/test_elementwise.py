@@ -79,9 +79,16 @@ def outputs_and_gradients(
     return made
 
 
+class _Elsewhere(torch.Tensor):
+    """A tensor that says it is on an accelerator."""
+
+    is_cpu = False
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, _Elsewhere])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", NORMS)
-def test_a_norm_is_that_of_transformers(family, dtype):
+def test_a_norm_is_that_of_transformers(family, dtype, kind):
     """With weights as Gemma 3 has them, from -1 to 590: one of them is larger than all else in a
     row, and every number has to be right beside it. More rows than are computed at once."""
     own = of_transformers(family, "RMSNorm")(1024, eps=1e-5).to(dtype)
@@ -93,7 +100,7 @@ def test_a_norm_is_that_of_transformers(family, dtype):
     x[0, 0] *= 1e-3  # where epsilon shows
     gradient = torch.randn(2, 300, 1024).to(dtype)
     (found, found_x), (y, y_x) = outputs_and_gradients(
-        [model[0], own], x.to(dtype).requires_grad_(), gradient
+        [model[0], own], x.to(dtype).as_subclass(kind).requires_grad_(), gradient
     )
     # Two roundings each in another order, of each number itself, and a sum of 1024 in float32.
     numbers = torch.finfo(dtype)

@@ -12,7 +12,7 @@ from libs.vox_torch.tests.jobs import batch, documents, losses, plan, start, ste
 from vox_core.contract import LoadJob
 from vox_core.errors import ModelError
 from vox_core.weights import numpy_dtype
-from vox_formats.quant import CODECS
+from vox_formats.quant import CODECS, LEVELS
 from vox_testing.tiny import FAMILIES, VOCABULARY, make_model
 from vox_torch.arrays import as_tensor
 from vox_torch.base import load_base
@@ -43,6 +43,24 @@ def test_packed_weights_are_the_references_to_the_bit(quant, stored, shape):
         packed = pack(as_tensor(W_OI), quant, dtype, "cpu")
         expected = CODECS[quant].round_trip(W_OI, numpy_dtype(name))
         assert torch.equal(packed.weight(), as_tensor(expected))
+
+
+@pytest.mark.parametrize("shape", [(5, 128), (3, 100), (5, 27)])
+def test_a_weight_larger_than_is_packed_at_once_is_packed_as_one(shape, monkeypatch):
+    monkeypatch.setattr("vox_torch.quantised.PACKED_ELEMENTS", 128)  # the last part is short or odd
+    W_OI = weight(shape, "BF16")
+    packed = pack(as_tensor(W_OI), "nf4", torch.float32, "cpu")
+    expected = CODECS["nf4"].round_trip(W_OI, np.dtype("float32"))
+    assert torch.equal(packed.weight(), torch.from_numpy(expected))
+
+
+def test_values_between_two_levels_get_the_references_code():
+    """Of whole blocks, and of a short one, which is scaled in another way."""
+    ends_N = np.append((LEVELS[:-1] + LEVELS[1:]) / 2, np.float32(1))
+    blocks = (np.pad(ends_N * size, (0, 48)) for size in (1, 0.3, 0.3))
+    W_OI = np.concatenate([*blocks]).astype(np.float32)[None, :-48]
+    found = pack(as_tensor(W_OI), "nf4-single", torch.float32, "cpu").weight()
+    assert torch.equal(found, as_tensor(CODECS["nf4-single"].round_trip(W_OI)))
 
 
 @pytest.mark.parametrize("quant", QUANTS)
@@ -195,6 +213,19 @@ def test_an_adapter_is_added_without_unpacking_the_base(tiny, monkeypatch, dtype
     model.remove_adapter("first")
     assert len(unpacked) <= by_second, "no more with each adapter"
     model.close()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
+def test_a_model_loaded_on_its_device_is_the_same(tiny, family, dtype):
+    """As on an accelerator: by transformers' `device_map`."""
+    here, there = (load_base(tiny(family), dtype, device) for device in ("cpu", "cpu:0"))
+    for kind in ("named_parameters", "named_buffers"):
+        one, other = (dict(getattr(model, kind)()) for model in (here, there))
+        assert one.keys() == other.keys()  # a tied weight is there once
+        for name, value in one.items():
+            assert value.dtype == other[name].dtype and torch.equal(value, other[name])
+    assert not any(parameter.requires_grad for parameter in there.parameters())
 
 
 @pytest.mark.parametrize("quant", ["none", "nf4"])

@@ -14,6 +14,7 @@ from vox_core.contract import AdapterState, LoadJob
 from vox_testing import jobs
 from vox_testing.tiny import FAMILIES
 from vox_torch import cached, lora_rows, running
+from vox_torch.attention import sdpa, within
 from vox_torch.base import load_base
 from vox_torch.load import TorchModel, load
 from vox_torch.lora_rows import RowAdapters
@@ -110,6 +111,55 @@ def test_a_row_has_the_same_text_alone_in_company_and_in_transformers(
         bound = CLOSE_RECURRENT if family in STEPWISE else CLOSE
         assert distance(model, prompt, None, together[row]) < bound
     assert (model._batch.one_by_one is None) == (family not in STEPWISE)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_rows_through_an_accelerators_kernel_are_those_of_a_cpu(
+    tiny: Callable[..., Path], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the kernel's definition in its place: rows with chunks of a prompt or one token, beside
+    others in slots."""
+    seen: set[int] = set()
+
+    def kernel(query_THD, key_THD, value_THD, bounds, longest, scale, window):
+        texts = [each.diff().tolist() for each in bounds]
+        assert [(each.dtype, int(each[0])) for each in bounds] == [(torch.int32, 0)] * 2
+        assert longest == tuple(map(max, texts))
+        seen.update(texts[0])
+        parts = (
+            each.transpose(0, 1)[None].split(lengths, dim=2)
+            for each, lengths in zip(
+                (query_THD, key_THD, value_THD), texts + texts[1:], strict=True
+            )
+        )
+        return torch.cat(
+            [
+                sdpa(*qkv, scale, within(*(e.shape[2] for e in qkv[:2]), window, query_THD))[0]
+                for qkv in zip(*parts, strict=True)
+            ],
+            dim=1,
+        ).transpose(0, 1)
+
+    rows = {row: (prompt, None) for row, prompt in enumerate(prompts())}
+    expected = greedy(opened(tiny(family)), rows)
+    monkeypatch.setattr(cached, "has_varlen", lambda *_: True)
+    monkeypatch.setattr(cached, "varlen", kernel)
+    model = opened(tiny(family))
+    found = greedy(model, rows)
+    assert model._batch.one_by_one is None and {1, 8} <= seen
+    for row, (text, logits) in found.items():
+        assert text == expected[row][0]
+        assert np.allclose(logits, expected[row][1], atol=CLOSE)
+
+
+def test_slots_have_room_for_the_rows_that_enter_and_no_more() -> None:
+    module, rows, slots = torch.nn.Identity(), [], cached.SlotsByCapacity()
+    for _ in range(5):
+        rows.append(cached.RowCache())
+        rows[-1].append(module, *torch.zeros(2, 1, 9, 4))
+        rows[-1].length = 9
+    slots.hold(rows)
+    assert [len(buffer) for buffer in rows[0].slots.buffers[module]] == [5, 5]
 
 
 def test_a_long_prompt_does_not_hold_up_the_others(tiny: Callable[..., Path]) -> None:

@@ -31,7 +31,8 @@ _GROWTH = 256
 """Tokens by which a buffer grows."""
 
 _STEP = 16
-"""Keys seen in slots are a multiple: torch's kernel on a GPU would copy another mask."""
+"""Keys seen in slots are a multiple, as capacities are: torch's kernel on a GPU would copy another
+mask."""
 
 _FEW = 4
 """Rows of one capacity from which slots are faster than row by row."""
@@ -115,10 +116,10 @@ class Slots:
         self.rows: list[RowCache | None] = []
         self.buffers: dict[nn.Module, list[torch.Tensor]] = {}
 
-    def enter(self, cache: RowCache) -> None:
-        """Move a row into a free slot."""
+    def enter(self, cache: RowCache, wanted: int) -> None:
+        """Move a row into a free slot; if there is none, make room for at least `wanted` rows."""
         if None not in self.rows:
-            self._grow(cache)
+            self._grow(cache, wanted)
         slot = self.rows.index(None)
         for module, parts in cache.buffers.items():
             for buffer, part in zip(self.buffers[module], parts, strict=True):
@@ -126,9 +127,9 @@ class Slots:
                 buffer[slot, :, cache.length :] = 0  # finite, where the mask hides them
         self._put(cache, slot)
 
-    def _grow(self, cache: RowCache) -> None:
+    def _grow(self, cache: RowCache, wanted: int) -> None:
         before = len(self.rows)
-        self.rows += [None] * max(1, before // 2)
+        self.rows += [None] * max(wanted - before, before // 2)
         for module, parts in cache.buffers.items():
             size = len(self.rows)
             grown = [p.new_zeros((size, len(p), self.capacity, p.shape[2])) for p in parts]
@@ -147,7 +148,8 @@ class Slots:
 
 
 class SlotsByCapacity:
-    """The slots of a running batch. Capacities are powers of two, so at most half is masked."""
+    """The slots of a running batch. Capacities are powers of two, so at most half is masked; at
+    most half of the slots are free. So they have room for up to four times the cached tokens."""
 
     def __init__(self) -> None:
         self._slots: dict[int, Slots] = {}
@@ -169,7 +171,7 @@ class SlotsByCapacity:
                     row.leave_slots()
         for row, size in wanted.items():
             if row.slots is None:
-                self._slots.setdefault(size, Slots(size)).enter(row)
+                self._slots.setdefault(size, Slots(size)).enter(row, counts[size])
 
 
 class RowExtents:
@@ -237,7 +239,7 @@ class Ragged:
         self._counts = [part.stop - part.start for _, part in rows]
         counts = zip(self._caches, self._counts, strict=True)
         lengths = [cache.length + count for cache, count in counts]
-        self._longest = max(self._counts, default=0), max(lengths, default=0)
+        self._longest = max(self._counts), max(lengths)
         places = [place for _, part in rows for place in range(part.start, part.stop)]
         self.at_N = torch.tensor(places, dtype=torch.int64, device=device)
         new, whole = (
@@ -299,7 +301,7 @@ class SideBySide:
         before_S1 = self._slot_N.new_full((len(self._slots.rows), 1), -1)
         before_S1[self._slot_N, 0] = self._before_N
         length = -(-(max(self._lengths) + 1) // _STEP) * _STEP
-        key_L = torch.arange(min(length, self._slots.capacity), device=before_S1.device)
+        key_L = torch.arange(length, device=before_S1.device)
         hidden_SL = key_L > before_S1
         if window:
             hidden_SL |= key_L <= before_S1 - window

@@ -159,7 +159,7 @@ def nf4_codes(W_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise a weight to NF4.
 
     Each operation is one of IEEE float32, so that an accelerator finds the codes of a CPU.
-    bitsandbytes' own kernels do not: they give a value next to a midpoint, or a zero, another code.
+    bitsandbytes' kernel for GPUs does not: it gives a value next to a midpoint, or a zero, another.
 
     Returns:
         Codes, uint8 (N / 2, 1), two values each, the first in the high bits; scales (G,), float32.

@@ -42,7 +42,8 @@ def test_one_kernel_computes_documents_of_any_length(dtype, heads, key_heads):
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt2"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_rows_in_company_continue_as_the_whole_text_says(tmp_path, family, dtype):
-    """Six rows: some one after another, some in slots, beyond a window and over its end."""
+    """Six rows: prompts by the kernel for documents, then in slots, beyond a window and over its
+    end."""
     folder, allowed = make_model(family, tmp_path), tolerance(dtype, on_cpu=False).logits
     prompts = np.random.default_rng(0).integers(0, 256, (6, 40))
     texts = [prompts[row, : 5 + 7 * row].tolist() for row in range(6)]

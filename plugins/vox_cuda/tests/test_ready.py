@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from vox_core.contract import Check
+from vox_core.contract import Check, LoadJob
 from vox_core.errors import BackendError
 from vox_cuda import backend, ready
 from vox_cuda.ready import has_code_for, require_bitsandbytes, require_cuda, torch_build
@@ -118,6 +120,17 @@ def test_gpus_are_numbered_as_the_probe_numbers_them(gpu, monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     require_cuda()
     assert seen == ["PCI_BUS_ID", "FASTEST_FIRST"]
+
+
+def test_a_model_is_loaded_without_attention_that_plans(gpu, monkeypatch):
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        enabled = lambda *_: torch.backends.cuda.cudnn_sdp_enabled()  # noqa: E731
+        monkeypatch.setattr(backend, "_engine", SimpleNamespace(load=enabled))
+        assert backend.vox_load(LoadJob(Path(), "bf16"), None) is False
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 # --- the doctor -----------------------------------------------------------------------------------
