@@ -238,14 +238,18 @@ class Results:
     expected: str
 
     def require_same(self, folder: Path, decides: Mapping[str, Any]) -> None:
-        """Refuse a folder with other results.
+        """Refuse a folder that `held` would refuse, as far as is known before a model is loaded.
 
         Args:
             decides: as far as it is known.
 
         Raises:
-            OutputError: O001.
+            OutputError: O001, O003.
         """
+        self._compare(folder, decides)
+        require_free(RunFolder(folder))
+
+    def _compare(self, folder: Path, decides: Mapping[str, Any]) -> None:
         path = folder / self.name
         if not path.is_file():
             # A process that was killed may have left its lock, which is hidden.
@@ -281,11 +285,11 @@ class Results:
         Raises:
             OutputError: O001, it has something else; O003, another process works in it.
         """
-        self.require_same(folder, decides)
+        self._compare(folder, decides)
         with locked(RunFolder(folder)):
             if not (path := folder / self.name).exists():
                 write_json(path, decides)
-            self.require_same(folder, decides)
+            self._compare(folder, decides)
             yield
 
     def others(self, folder: Path, found: str, faults: Sequence[str] = ()) -> OutputError:

@@ -177,7 +177,7 @@ def _least_odds(odds_V: Floats, sampling: Sampling) -> float:
 
 
 def _nucleus(odds_V: Floats, top_p: float) -> float:
-    """Return the lowest odds in the nucleus. All odds below the mean of what is outside of it are
+    """Return the lowest odds in the nucleus. All odds below the mean of those outside of it are
     outside, which leaves few to sort."""
     import numpy as np
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from vox_core.errors import BackendError
 from vox_cuda import backend, ready
 from vox_cuda.ready import has_code_for, require_bitsandbytes, require_cuda, torch_build
 from vox_torch.libraries import import_bitsandbytes
+from vox_torch.loss import HeadLoss
 
 HOOKS = [backend.vox_train, backend.vox_merge, backend.vox_load]
 
@@ -131,6 +133,12 @@ def test_a_model_is_loaded_without_attention_that_plans(gpu, monkeypatch):
         assert backend.vox_load(LoadJob(Path(), "bf16"), None) is False
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def test_the_memory_of_logits_is_that_of_a_chunk_on_a_gpu():
+    manifest = tomllib.loads(Path(ready.__file__).with_name("vox_plugin.toml").read_text())
+    chunk = HeadLoss(lambda hidden_1CH: hidden_1CH, vocabulary=1, device="cuda")._chunk
+    assert manifest["memory"]["logits-elements"] == chunk
 
 
 # --- the doctor -----------------------------------------------------------------------------------

@@ -279,7 +279,8 @@ def test_a_folder_of_something_else_is_left_alone(run, monkeypatch) -> None:
     assert [each.name for each in Path("mine").iterdir()] == ["notes.txt"]
 
 
-def test_two_processes_do_not_write_one_folder(run) -> None:
+def test_two_processes_do_not_write_one_folder(run, monkeypatch) -> None:
+    monkeypatch.setattr(evaluation, "open_model", lambda *_, **__: pytest.fail("loaded"))
     with locked(RunFolder(Path("out"))), pytest.raises(VoxError) as caught:
         run(out=Path("out"))
     assert caught.value.code == "VOX-O003"
