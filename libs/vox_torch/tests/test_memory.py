@@ -115,13 +115,17 @@ def test_scores_go_on_in_halves_too(tiny, short, packing):
     np.testing.assert_allclose(found_T, expected_T, rtol=0, atol=1e-5)
 
 
-def fail(*_) -> None:
+def fail(*_, **__) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
 
-@pytest.mark.parametrize("what", ["load_base", "MasterAdamW"])
+LOADING = "transformers.AutoModelForCausalLM.from_pretrained"
+"""On an accelerator it needs the device's memory."""
+
+
+@pytest.mark.parametrize("what", [LOADING, "vox_torch.train.MasterAdamW"])
 def test_a_shortage_before_the_first_step_is_told_too(tiny, monkeypatch, what):
-    monkeypatch.setattr(training, what, fail)
+    monkeypatch.setattr(what, fail)
     with pytest.raises(TrainingError) as caught:
         train(tiny("llama"), steps(1))
     assert caught.value.code == "VOX-T002"
@@ -149,7 +153,7 @@ def test_a_whole_model_that_learns_cannot_be_quantised(tiny, monkeypatch):
 
 
 def test_loading_that_runs_out_of_memory_says_what_to_change(tiny, monkeypatch):
-    monkeypatch.setattr("vox_torch.load.load_base", fail)
+    monkeypatch.setattr(LOADING, fail)
     with pytest.raises(TrainingError) as caught:
         load(LoadJob(tiny("llama"), "fp32"), DeviceProfile("cpu"))
     assert caught.value.code == "VOX-T002" and "--quant nf4" in caught.value.remedy

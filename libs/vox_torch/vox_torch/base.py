@@ -17,6 +17,7 @@ from vox_core.contract import DType, Quant
 from vox_core.errors import ModelError
 from vox_core.weights import WeightFolder
 from vox_torch.arrays import as_tensor
+from vox_torch.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -77,10 +78,13 @@ def _load_plain(folder: Path, dtype: DType, device: str) -> PreTrainedModel:
 
 @contextmanager
 def model_errors(folder: Path) -> Iterator[None]:
-    """Map exceptions of transformers for a model it cannot build to a `ModelError`."""
+    """Map exceptions of transformers for a model it cannot build to a `ModelError`; leave out of
+    memory as it is."""
     try:
         yield
     except (ValueError, KeyError, OSError, RuntimeError, ImportError, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(
             "M002",
             "transformers cannot load this model",
