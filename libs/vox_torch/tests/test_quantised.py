@@ -49,9 +49,19 @@ def test_packed_weights_are_the_references_to_the_bit(quant, stored, shape):
 def test_a_weight_larger_than_is_packed_at_once_is_packed_as_one(shape, monkeypatch):
     monkeypatch.setattr("vox_torch.quantised.PACKED_ELEMENTS", 128)  # the last part is short or odd
     W_OI = weight(shape, "BF16")
-    packed = pack(as_tensor(W_OI), "nf4", torch.float32, "cpu")
-    expected = CODECS["nf4"].round_trip(W_OI, np.dtype("float32"))
-    assert torch.equal(packed.weight(), torch.from_numpy(expected))
+    for quant in ("nf4", "int8"):
+        packed = pack(as_tensor(W_OI), quant, torch.float32, "cpu")
+        expected = CODECS[quant].round_trip(W_OI, np.dtype("float32"))
+        assert torch.equal(packed.weight(), torch.from_numpy(expected))
+
+
+def test_packing_has_few_weights_in_float32_at_once(monkeypatch):
+    monkeypatch.setattr("vox_torch.quantised.PACKED_ELEMENTS", 128)
+    sizes, wide = [], torch.Tensor.float
+    monkeypatch.setattr(torch.Tensor, "float", lambda W: sizes.append(W.numel()) or wide(W))
+    for quant in QUANTS:
+        pack(as_tensor(weight((9, 64), "BF16")), quant, torch.float32, "cpu")
+    assert max(sizes) == 128
 
 
 def test_values_between_two_levels_get_the_references_code():

@@ -50,7 +50,7 @@ BLOCK_ELEMENTS = 4 * 2**20
 """Weights of an output head that are dequantised at once: 8 MiB in bfloat16."""
 
 PACKED_ELEMENTS = 4 * 2**20
-"""Weights that are quantised at once, whole blocks: 16 MiB in float32, a few times."""
+"""Weights that are quantised at once, whole blocks or rows: 16 MiB in float32, a few times."""
 
 
 class QuantisedLinear(nn.Linear):
@@ -201,11 +201,8 @@ class Int8:
     """A weight as int8 with one float32 step per output feature."""
 
     def __init__(self, W_OI: torch.Tensor, dtype: torch.dtype) -> None:
-        wide_OI = W_OI.float()
-        scale_O1 = wide_OI.abs().amax(dim=1, keepdim=True).clamp(min=1e-36)
-        self._data = (wide_OI * (1 / scale_O1 * 127)).round().to(torch.int8)
-        # torch multiplies by the inverse of a Python number on some devices: another last bit.
-        self._step_O1 = scale_O1 / torch.full_like(scale_O1, 127)
+        parts = map(int8_codes, W_OI.split(max(1, PACKED_ELEMENTS // W_OI.shape[1])))
+        self._data, self._step_O1 = map(torch.cat, zip(*parts, strict=True))
         self.dtype = dtype
 
     def weight(self) -> torch.Tensor:
@@ -225,6 +222,15 @@ class Int8:
     def nbytes(self) -> int:
         """Size in memory, in bytes."""
         return self._data.nbytes + self._step_O1.nbytes
+
+
+def int8_codes(W_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise a weight to INT8; return codes, (O, I), and steps, (O, 1)."""
+    wide_OI = W_OI.float()
+    scale_O1 = wide_OI.abs().amax(dim=1, keepdim=True).clamp(min=1e-36)
+    # torch multiplies by the inverse of a Python number on some devices: another last bit.
+    step_O1 = scale_O1 / torch.full_like(scale_O1, 127)
+    return (wide_OI * (1 / scale_O1 * 127)).round().to(torch.int8), step_O1
 
 
 Packed: TypeAlias = Nf4 | Int8
