@@ -125,7 +125,7 @@ def vox(*words: object) -> subprocess.CompletedProcess[str]:
 
 def answer(run: str, gate: str, *over: str) -> str:
     done = vox("promote", f"runs/{run}", "--gate", f"{gate}.toml", *over)
-    found = re.search(r"^answer: (yes|no|not enough evidence)", done.stdout, re.M)
+    found = re.search(r"^answer: (yes|not enough evidence|no)", done.stdout, re.M)
     return found[1] if found else "an error"
 
 
