@@ -162,6 +162,16 @@ def test_slots_have_room_for_the_rows_that_enter_and_no_more() -> None:
     assert [len(buffer) for buffer in rows[0].slots.buffers[module]] == [5, 5]
 
 
+@pytest.mark.parametrize("cap", [None, 50.0])
+def test_rows_whose_scores_are_capped_take_no_slots(tiny: Callable[..., Path], cap: float) -> None:
+    model = opened(tiny("llama"))
+    model._adapters.base.config.attn_logit_softcapping = cap
+    greedy(model, {row: (prompt, None) for row, prompt in enumerate(prompts())})
+    forward = model._batch._forward
+    assert isinstance(forward, running.Together)
+    assert bool(forward._slots._slots) == (cap is None)
+
+
 def test_a_long_prompt_does_not_hold_up_the_others(tiny: Callable[..., Path]) -> None:
     model = opened(tiny("llama"))
     model.insert(0, np.arange(5))

@@ -247,8 +247,11 @@ class Together:
         return RowCache()
 
     def decode(self, caches: Sequence[RowCache]) -> None:
-        """Put the rows that get one token in the next step side by side."""
-        self._slots.hold(caches)
+        """Put the rows that get one token in the next step side by side, if attention can use it:
+        capped scores are computed row by row."""
+        config = self._base.model.config.get_text_config()
+        if not getattr(config, "attn_logit_softcapping", None):
+            self._slots.hold(caches)
 
     def __call__(self, news: Sequence[New]) -> torch.Tensor:
         """Return logits (K, V) behind the last token of each row."""
