@@ -209,7 +209,14 @@ def test_merge_shows_its_proof(vox, monkeypatch) -> None:
 
 
 def test_merge_tells_of_the_quantised_base_and_of_what_it_wrote_quantised(vox, monkeypatch) -> None:
-    proof = replace(Merging()("a", MergeSettings(), observe=str).proof, from_trained=0.125)
+    proof = replace(Merging()("a", MergeSettings(), observe=str).proof, from_trained=0.005)
+    far = MergeReport(Path("whole"), "m", 14, replace(proof, from_trained=0.125))
+    monkeypatch.setattr("vox_core.run.merge.merge", lambda *_, **__: far)
+    trained = (
+        "trained   logits differ by 1.2e-01 from the adapter on the quantised base it was trained"
+    )
+    hint = f"{trained} on (--onto trained-base merges into that one)"
+    assert vox("merge", "runs/a").out.splitlines()[-2] == hint
     for distance, said in (
         (0.0625, "affine4; logits differ by 6.2e-02 from the merged model's"),
         (None, "affine4; no installed backend loads it, so its logits were not verified"),
@@ -218,7 +225,7 @@ def test_merge_tells_of_the_quantised_base_and_of_what_it_wrote_quantised(vox, m
         monkeypatch.setattr("vox_core.run.merge.merge", lambda *_, told=report, **__: told)
         done = vox("merge", "runs/a", "--quant", "affine4", "--onto", "trained-base")
         assert done.out.splitlines()[-3:-1] == [
-            "trained    logits differ by 1.2e-01 from the adapter on the quantised base it was "
+            "trained    logits differ by 5.0e-03 from the adapter on the quantised base it was "
             "trained on",
             f"quantised  {said}",
         ]

@@ -52,6 +52,8 @@ def _show(report: MergeReport) -> None:
             f"logits differ by {proof.from_trained:.1e} from the adapter on the quantised base "
             "it was trained on"
         )
+        if proof.from_trained > proof.tolerance:
+            rows["trained"] += " (--onto trained-base merges into that one)"
     if quantised:
         rows["quantised"] = _quantised(quantised)
     print_table(rows)

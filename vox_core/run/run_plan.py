@@ -273,13 +273,17 @@ def account(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
 def space_needed(run: RunPlan) -> int:
     """Bytes: values and two moments in each checkpoint, one more while the newest is written, and
     the result; with the method `full` that is a whole model, and the one before it while it is
-    replaced. Where there is validation, the best step has a checkpoint of its own."""
+    replaced. Where there is validation, the best step has a checkpoint of its own. The checkpoints
+    that a resumed run has already are no further need."""
     settings, made = run.settings, run.execution
     kept = settings.keep + (made.contract.data.valid_digest is not None)
     if settings.keep_every:
         apart = math.lcm(settings.keep_every, settings.save_every or 1)
         kept += made.contract.total_steps // apart
     checkpoints = 4 * run.trained_elements * 3 * (kept + 1)
+    if run.previous:
+        there = (each for each in run.run.checkpoints.rglob("*") if each.is_file())
+        checkpoints = max(0, checkpoints - sum(each.stat().st_size for each in there))
     if made.contract.adapter.method != "full":
         return checkpoints + 4 * run.trained_elements
     every = sum(math.prod(info.shape) for info in run.inputs.weights.tensors.values())

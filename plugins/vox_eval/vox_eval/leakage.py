@@ -111,9 +111,10 @@ def _training_files(run: str, plan: Any) -> list[CheckedFile]:
     try:
         found = chosen_rows(TrainSettings.model_validate(plan["settings"])).train
         then = {each["sha256"] for each in plan["sources"]["data"]}
-        fault = ", ".join(str(file.path) for file in found if file.sha256 not in then)
-        if not fault:
+        changed = [str(file.path) for file in found if file.sha256 not in then]
+        if not changed:
             return found
+        fault = f"changed since then: {', '.join(changed)}"
     except (VoxError, ValueError, KeyError, TypeError) as error:
         fault = f"{error.what}: {error.where}" if isinstance(error, VoxError) else str(error)
     raise ConfigError(

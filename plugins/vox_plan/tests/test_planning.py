@@ -111,8 +111,12 @@ def test_a_run_is_planned_to_its_end_and_held_against_its_contract(tiny, setting
     with pytest.raises(OSError, match="enough"):
         train(asked, observe=stop)
     run = asked.out
+    checkpoint = run / "checkpoints/step-2"
+    there = sum(each.stat().st_size for each in checkpoint.rglob("*"))
     found = plan(validate(TrainSettings, {"resume": run}))
     assert (found.run, found.steps.total) == (run, 4)
+    anew = plan(asked.model_copy(update={"out": run.parent / "anew"}))
+    assert found.disk.needed == anew.disk.needed - there  # what the run already has
     with pytest.raises(InputError) as caught:
         plan(validate(TrainSettings, {"resume": run, "seed": 1}))
     assert caught.value.code == "VOX-P003"
@@ -130,7 +134,9 @@ def test_processes_share_a_machine(tiny, settings):
     assert two.memory.total == one.memory.total // 2
     idle = "1 micro-batch in an average step for 2 processes: lower --micro-batch-tokens, for"
     assert any(each.startswith(idle) for each in two.warnings)
-    assert not plan(settings(model, processes=2, micro_batch_tokens=16)).warnings
+    busy = plan(settings(model, processes=2, micro_batch_tokens=16), memory=(8 * GB,))
+    assert not busy.warnings
+    assert [each.option.micro_batch_tokens for each in busy.suggested] == [16]
 
 
 def test_processes_that_split_the_base(tiny, settings):

@@ -153,13 +153,18 @@ def _warnings(run: RunPlan) -> Iterator[str]:
     for notice in (*run.notices(), *run.advice.notices):
         if notice.level == "warning":
             yield notice.message
-    tokens, processes = step_tokens(run), run.settings.processes
-    if processes > (batches := math.ceil(tokens / run.execution.micro_batch_tokens)):
+    processes = run.settings.processes
+    if processes > (batches := _micro_batches(run, run.execution.micro_batch_tokens)):
         yield (
             f"{batches} micro-batch{'' if batches == 1 else 'es'} in an average step for "
             f"{processes} processes: lower --micro-batch-tokens, for example to "
-            f"{tokens // processes:.0f}"
+            f"{step_tokens(run) // processes:.0f}"
         )
+
+
+def _micro_batches(run: RunPlan, tokens: int) -> int:
+    """How many an average step has, of so many tokens each."""
+    return math.ceil(step_tokens(run) / tokens)
 
 
 def _processes(run: RunPlan, peak: int) -> ProcessesPlan | None:
@@ -229,7 +234,7 @@ def _suggestions(
     memory: Sequence[int],
 ) -> Iterator[Suggestion]:
     """For each size; on this machine's device the fastest that was measured comes first: more
-    tokens at once are no gain."""
+    tokens at once are no gain. Settings that leave no process idle come before others."""
     plan = run.execution
     made = Option(
         plan.contract.quant,
@@ -240,9 +245,16 @@ def _suggestions(
     if not memory and tuned and seen.limit and fitting([made], seen.limit):
         yield Suggestion(seen.limit, made, measured=True)
         return
+    busy, processes = grid, run.settings.processes
+    if processes > 1:
+        busy = [
+            option
+            for option in (made, *grid)
+            if _micro_batches(run, option.micro_batch_tokens) >= processes
+        ]
     for size in memory or [size for size in (seen.limit,) if size is not None]:
         asked = plan.contract.quant, plan.micro_batch_tokens
-        yield Suggestion(size, suggest(grid, size, *asked))
+        yield Suggestion(size, suggest(busy, size, *asked) or suggest(grid, size, *asked))
 
 
 def _merge(run: RunPlan) -> MergePlan:
