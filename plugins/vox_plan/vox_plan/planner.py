@@ -163,7 +163,7 @@ def _warnings(run: RunPlan) -> Iterator[str]:
 
 
 def _micro_batches(run: RunPlan, tokens: int) -> int:
-    """How many an average step has, of so many tokens each."""
+    """Micro-batches of an average step, of so many tokens each."""
     return math.ceil(step_tokens(run) / tokens)
 
 
