@@ -100,6 +100,14 @@ def test_a_reward_uses_every_field_of_a_row(tiny, settings, rewarded):
     assert "level" not in " ".join(train(settings(tiny("llama"), **rewarded)).warnings)
 
 
+def test_a_run_without_any_gradient_ends_with_a_warning(tiny, settings, rewarded):
+    for reward, expected in (("exact", True), (rewarded["reward"], False)):
+        asked = settings(tiny("llama"), **{**rewarded, "reward": reward, "rollout_tokens": 16})
+        asked = asked.model_copy(update={"out": asked.out.with_name(f"same-{expected}")})
+        warnings = " ".join(train(asked).warnings)
+        assert ("the gradient was zero in every step" in warnings) == expected
+
+
 @pytest.mark.parametrize(("temperature", "warned"), [(1.0, False), (0.5, True)])
 def test_another_temperature_than_that_of_training_is_a_warning(
     tiny, settings, rewarded, temperature, warned

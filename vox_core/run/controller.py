@@ -15,7 +15,8 @@ Learning rates and losses that no sound run has are warned of:
 
     before the run    a learning rate outside 1e-7 .. 1e-2, or 1e-3 with the method `full`
     first loss        above ln(vocabulary): worse than a uniform guess
-    end of the run    training loss at ln(vocabulary), or higher than it began
+    end of the run    training loss at ln(vocabulary), or higher than it began; no gradient in any
+                      step, as where all answers to a prompt have the same reward
 
 A rise is judged on the means of two windows: the first thirtieth of the steps (three at least;
 about the default warm-up) and the last quarter. Their difference has to exceed five standard
@@ -50,7 +51,7 @@ from vox_core.data.batching import documents_in_step
 from vox_core.errors import StorageError, TrainingError, command
 from vox_core.run import checkpoint
 from vox_core.run.checkpoint import LOWER_RATE
-from vox_core.run.folder import BAD_BATCHES, numbered
+from vox_core.run.folder import BAD_BATCHES, ROLLOUTS, numbered
 from vox_core.run.plan import vocabulary_size
 from vox_core.run.progress import Progress
 from vox_core.run.reference import changed_files
@@ -179,12 +180,15 @@ class RunController:
         ordered = plan.contract.order.curriculum != "none"
         self._losses = LossWatch(vocabulary, progress, ordered=ordered)
         self._reported: set[Path] = set()
+        self._moved: bool | None = None  # until there is a step
         self.settle: Callable[[], None] = lambda: None
 
     def __call__(self, event: Event) -> Iterator[Notice]:
         """Yield notices about an event; raise T001 after too many non-finite steps in a row."""
         if self._plan.inputs.objective is None:  # another loss has another scale
             yield from self._losses(event)
+        if isinstance(event, StepDone):
+            self._moved = bool(self._moved or event.grad_norm)
         if isinstance(event, StepSkipped):
             yield from self._skipped(event)
         elif isinstance(event, CheckpointWritten):
@@ -207,6 +211,8 @@ class RunController:
         With `--load-best-at-end` it is the best step's, unless the run was stopped before its end.
         """
         notices = [*self._losses.at_end()] if self._plan.inputs.objective is None else []
+        if self._moved is False:
+            notices.append(self._nothing_learned())
         if stopped:
             notices += self._why_stopped()
         step = self._progress.best_step
@@ -220,6 +226,16 @@ class RunController:
         text = f"the checkpoint of the best step, {step}, is missing or damaged"
         notice = Notice(f"{text}: the {what} is that of the last step", "warning")
         return state, [*notices, notice]
+
+    def _nothing_learned(self) -> Notice:
+        text = "the gradient was zero in every step: nothing was learned"
+        if self._plan.settings.reward:
+            text += (
+                f". All answers to a prompt had the same reward ({ROLLOUTS} has them): use prompts "
+                "that the model solves some of the time, a reward with more values, or more "
+                "--rollouts"
+            )
+        return Notice(text, "warning")
 
     def _why_stopped(self) -> Iterator[Notice]:
         """Why the run stopped before its last step; nothing if a signal stopped it."""
