@@ -144,7 +144,8 @@ def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, la
         raise ProofError(
             "V002",
             "the adapter changes nothing: with it and without it the logits are the same",
-            remedy="train longer, or look at the losses in telemetry.jsonl; nothing was written",
+            remedy="nothing was written; look at the warnings, losses and rewards of the training "
+            "in telemetry.jsonl, and train longer",
         )
     proof = Proof(
         dtype=next(name for name, stored in STORED_AS.items() if stored == dtype),
