@@ -144,8 +144,7 @@ def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, la
         raise ProofError(
             "V002",
             "the adapter changes nothing: with it and without it the logits are the same",
-            remedy="nothing was written; look at the warnings, losses and rewards of the training "
-            "in telemetry.jsonl, and train longer",
+            remedy="see losses and rewards in telemetry.jsonl; train longer; nothing was written",
         )
     proof = Proof(
         dtype=next(name for name, stored in STORED_AS.items() if stored == dtype),
