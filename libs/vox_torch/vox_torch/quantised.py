@@ -201,8 +201,11 @@ class Int8:
     """A weight as int8 with one float32 step per output feature."""
 
     def __init__(self, W_OI: torch.Tensor, dtype: torch.dtype) -> None:
-        parts = map(int8_codes, W_OI.split(max(1, PACKED_ELEMENTS // W_OI.shape[1])))
-        self._data, self._step_O1 = map(torch.cat, zip(*parts, strict=True))
+        self._data = torch.empty_like(W_OI, dtype=torch.int8)
+        self._step_O1 = W_OI.new_empty((len(W_OI), 1), dtype=torch.float32)
+        rows = max(1, PACKED_ELEMENTS // W_OI.shape[1])
+        for at in (slice(start, start + rows) for start in range(0, len(W_OI), rows)):
+            self._data[at], self._step_O1[at] = int8_codes(W_OI[at])
         self.dtype = dtype
 
     def weight(self) -> torch.Tensor:
