@@ -180,15 +180,12 @@ class RunController:
         ordered = plan.contract.order.curriculum != "none"
         self._losses = LossWatch(vocabulary, progress, ordered=ordered)
         self._reported: set[Path] = set()
-        self._moved: bool | None = None  # until there is a step
         self.settle: Callable[[], None] = lambda: None
 
     def __call__(self, event: Event) -> Iterator[Notice]:
         """Yield notices about an event; raise T001 after too many non-finite steps in a row."""
         if self._plan.inputs.objective is None:  # another loss has another scale
             yield from self._losses(event)
-        if isinstance(event, StepDone):
-            self._moved = bool(self._moved or event.grad_norm)
         if isinstance(event, StepSkipped):
             yield from self._skipped(event)
         elif isinstance(event, CheckpointWritten):
@@ -211,7 +208,7 @@ class RunController:
         With `--load-best-at-end` it is the best step's, unless the run was stopped before its end.
         """
         notices = [*self._losses.at_end()] if self._plan.inputs.objective is None else []
-        if self._moved is False:
+        if state.moments and not any(second.any() for _, second in state.moments.values()):
             notices.append(self._nothing_learned())
         if stopped:
             notices += self._why_stopped()
