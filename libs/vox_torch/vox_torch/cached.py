@@ -266,12 +266,16 @@ class SideBySide:
 
     Args:
         rows: each with its index among the new tokens.
+
+    Attributes:
+        in_order: whether they fill the slots in their order.
     """
 
     def __init__(self, slots: Slots, rows: Sequence[tuple[RowCache, int]], device: str) -> None:
         import torch
 
         self._slots, self._lengths = slots, [row.length for row, _ in rows]
+        self.in_order = [row.slot for row, _ in rows] == [*range(len(slots.rows))]
         numbers = [(at, row.slot, row.length) for row, at in rows]
         self.at_N, self._slot_N, self._before_N = torch.tensor(numbers, device=device).unbind(1)
         self._masks: dict[int | None, torch.Tensor] = {}
@@ -289,10 +293,13 @@ class SideBySide:
         mask_S11L = self._masks[window]
         key_SKLD, value_SKLD = (buffer[:, :, : mask_S11L.shape[-1]] for buffer in buffers)
         shape = len(key_SKLD), key_SKLD.shape[1], -1, query_NHD.shape[-1]
-        query_SHD = query_NHD.new_zeros((len(key_SKLD), *query_NHD.shape[1:]))
-        query_SHD[self._slot_N] = query_NHD
-        out_SKGD = sdpa(query_SHD.view(shape), key_SKLD, value_SKLD, scale, mask_S11L)
-        return out_SKGD.flatten(1, 2)[self._slot_N]
+        query_SHD = query_NHD
+        if not self.in_order:
+            query_SHD = query_NHD.new_zeros((len(key_SKLD), *query_NHD.shape[1:]))
+            query_SHD[self._slot_N] = query_NHD
+        out_SKGD = sdpa(query_SHD.reshape(shape), key_SKLD, value_SKLD, scale, mask_S11L)
+        out_SHD = out_SKGD.flatten(1, 2)
+        return out_SHD if self.in_order else out_SHD[self._slot_N]
 
     def _mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
         """Return zeros for the keys that each slot's query sees, else -inf, (S, 1, 1, L)."""
@@ -334,11 +341,15 @@ def attend(
     scale = query_1HTD.shape[-1] ** -0.5 if scaling is None else scaling
     query_THD, key_KTD, value_KTD = query_1HTD[0].transpose(0, 1), key_1KTD[0], value_1KTD[0]
     window = sliding_window or None
-    out_THD = torch.empty_like(query_THD, memory_format=torch.contiguous_format)
     groups: list[SideBySide | Ragged] = [*rows.together] if softcap is None else []
     alone = rows.alone if softcap is None else [*rows.parts()]
     if alone and softcap is None and has_varlen(query_1HTD, key_1KTD):
         groups, alone = [*groups, rows.ragged], []
+    if not alone and len(groups) == 1 and len(groups[0].at_N) == len(query_THD):
+        # All new tokens, and in their order, since rows are.
+        qkv = query_THD, key_KTD.transpose(0, 1), value_KTD.transpose(0, 1)
+        return groups[0].attend(module, qkv, scale, window)[None], None
+    out_THD = torch.empty_like(query_THD, memory_format=torch.contiguous_format)
     for group in groups:
         new = (each[:, group.at_N].transpose(0, 1) for each in (key_KTD, value_KTD))
         qkv = [query_THD[group.at_N], *new]
