@@ -208,6 +208,27 @@ def test_models_that_do_not_train_have_prepacked_weights(tiny, family, dtype):
     assert sum(isinstance(each, PrepackedLinear) for each in base.modules()) >= 14
 
 
+def test_weights_that_may_train_are_multiplied_alike_in_a_running_batch(tiny, monkeypatch):
+    if torch.float32 not in faster():
+        pytest.skip("needs a processor on which oneDNN multiplies fp32")
+    folder, adapter = trained(tiny, "qwen2", "lora")
+    monkeypatch.setattr("vox_torch.load.prepack", lambda _model: None)
+
+    def next_logits() -> np.ndarray:
+        model = load(LoadJob(folder, "fp32"), CPU)
+        model.add_adapter("a", adapter)
+        for row, name in enumerate((None, "a")):
+            model.insert(row, TOKENS, name)
+        found = model.advance({})
+        return np.stack([found[0], found[1]])
+
+    quick = next_logits()
+    monkeypatch.setattr("vox_torch.prepacked.faster", set)
+    torch_own = next_logits()
+    assert not np.array_equal(quick, torch_own)
+    assert relative(quick, torch_own) < LOGITS
+
+
 def test_other_dtypes_keep_plain_weights(tiny):
     base = load_base(tiny("llama"), "fp32", "cpu").double()
     prepack(base)

@@ -171,13 +171,11 @@ def _shared(
 
 def plus_product(layer: nn.Module, y_XO: torch.Tensor, x_XI: torch.Tensor) -> torch.Tensor:
     """Return `y + x W^T` with the layer's weight, rounded once."""
-    import torch
-
-    from vox_torch.prepacked import PrepackedLinear
+    from vox_torch.prepacked import PrepackedLinear, onto
 
     if isinstance(layer, PrepackedLinear):
         return layer.onto(y_XO, x_XI)
-    return torch.addmm(y_XO, x_XI, weight_of(layer)().T)
+    return onto(y_XO, x_XI, weight_of(layer)())
 
 
 def weight_of(layer: nn.Module) -> Callable[[], torch.Tensor]:

@@ -16,6 +16,8 @@ Shape legend: X tokens, I input features, O output features.
 from __future__ import annotations
 
 import copy
+import functools
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,6 +90,37 @@ def prepack(model: nn.Module) -> None:
                     model.set_submodule(path, PrepackedLinear(layer, shared=shared))
 
 
+def quick_forwards(model: nn.Module) -> dict[nn.Module, Any]:
+    """Return forwards, without gradients, of the linear layers of `model` that torch multiplies by
+    MKL. Their weights may train, so they stay as they are."""
+    if torch.float32 not in faster():
+        return {}
+    return {
+        layer: partial(_product, layer)
+        for layer in model.modules()
+        if type(layer) is nn.Linear
+        and type(layer.weight.data) is torch.Tensor  # not one part of a split weight
+        and layer.weight.is_cpu
+        and layer.weight.dtype == torch.float32
+    }
+
+
+def _product(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    if x.dtype != layer.weight.dtype:
+        return nn.Linear.forward(layer, x)
+    y: torch.Tensor = _onednn._linear_pointwise(x, layer.weight, layer.bias, "none", [], "")
+    return y
+
+
+def onto(y_XO: torch.Tensor, x_XI: torch.Tensor, W_OI: torch.Tensor) -> torch.Tensor:
+    """Return `y + x W^T`, rounded once, without a gradient."""
+    if y_XO.is_cpu and y_XO.dtype == torch.float32 and torch.float32 in faster():
+        sum_XO: torch.Tensor = _onednn._linear_pointwise.binary(x_XI, y_XO, W_OI, None, "add")
+        return sum_XO
+    return torch.addmm(y_XO, x_XI, W_OI.T)
+
+
+@functools.cache
 def faster() -> set[torch.dtype]:
     """Return the dtypes that oneDNN multiplies faster than torch's other libraries."""
     if not all(hasattr(_onednn, name) for name in _NAMES):
