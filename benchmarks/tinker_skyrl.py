@@ -2,8 +2,9 @@
 
     python benchmarks/tinker_skyrl.py --skyrl SKYRL/bin/python [--model smollm2-135m]
 
-`SKYRL/bin/python` is of an environment with `skyrl[tinker,jax]==0.4.0` (Python 3.12) and uv. Each
-server answers the `tinker` SDK of its own environment, since skyrl speaks the protocol of 0.25.
+`SKYRL/bin/python` is of an environment with `skyrl[tinker,jax]==0.4.0`, aiohttp (Python 3.12) and
+uv. Each server answers the `tinker` SDK of its own environment, since skyrl speaks the protocol of
+0.25.
 One server at a time, by turns; tokens are divided by the seconds of whole requests, and by the
 processor seconds of the server, which other load on the machine changes less. The first request of
 each shape is not counted, because skyrl compiles then; it is printed. Memory is the peak of the
