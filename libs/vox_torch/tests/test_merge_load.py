@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from vox_core.adapter.targets import linear_modules
 from vox_core.contract import LoadJob, MergeJob, MergeTarget
 from vox_core.weights import WeightFolder
 from vox_testing.tiny import FAMILIES
+from vox_torch import lora_rows, prepacked
 from vox_torch.base import load_base, torch_dtype
 from vox_torch.load import load
 from vox_torch.merge import merged_tensor
@@ -199,20 +202,44 @@ def test_models_that_do_not_train_have_prepacked_weights(tiny, family, dtype):
     for path, weight in before.items():
         layer = base.get_submodule(path)
         tied = weight is base.get_input_embeddings().weight
-        assert isinstance(layer, PrepackedLinear) is (not tied or dtype == "fp32")
+        assert isinstance(layer, PrepackedLinear) is not tied
         assert torch.equal(layer.weight, weight)
-        assert (layer.weight.data_ptr() == weight.data_ptr()) is tied
         copied = copy.deepcopy(layer)
         assert type(copied) is torch.nn.Linear
         assert torch.equal(copied.weight, weight) and copied.weight.data_ptr() != weight.data_ptr()
     assert sum(isinstance(each, PrepackedLinear) for each in base.modules()) >= 14
 
 
-def test_weights_that_may_train_are_multiplied_alike_in_a_running_batch(tiny, monkeypatch):
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_one_weight_at_a_time_is_held_twice(tiny, monkeypatch, dtype):
+    base = load_base(tiny("llama"), dtype, "cpu")
+    linear = [layer for layer in base.modules() if is_linear(layer)]
+    before = [weakref.ref(layer.weight) for layer in linear]
+    del linear
+    kept = []
+
+    class Counted(PrepackedLinear):
+        def __init__(self, layer):
+            super().__init__(layer)
+            kept.append(sum(each() is not None for each in before))
+
+    monkeypatch.setattr(prepacked, "PrepackedLinear", Counted)
+    prepack(base)
+    if kept:  # else the processor lacks the instructions
+        assert kept == [*range(len(before), len(before) - len(kept), -1)]
+
+
+@pytest.mark.parametrize("prepacks", [True, False])
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_plain_weights_are_multiplied_alike_in_a_running_batch(tiny, monkeypatch, family, prepacks):
     if torch.float32 not in faster():
         pytest.skip("needs a processor on which oneDNN multiplies fp32")
-    folder, adapter = trained(tiny, "qwen2", "lora")
-    monkeypatch.setattr("vox_torch.load.prepack", lambda _model: None)
+    folder, adapter = trained(tiny, family, "lora")
+    if not prepacks:
+        monkeypatch.setattr("vox_torch.load.prepack", lambda _model: None)
+    calls = []
+    own = prepacked._product
+    monkeypatch.setattr(prepacked, "_product", lambda *given: calls.append(given) or own(*given))
 
     def next_logits() -> np.ndarray:
         model = load(LoadJob(folder, "fp32"), CPU)
@@ -222,11 +249,40 @@ def test_weights_that_may_train_are_multiplied_alike_in_a_running_batch(tiny, mo
         found = model.advance({})
         return np.stack([found[0], found[1]])
 
-    quick = next_logits()
-    monkeypatch.setattr("vox_torch.prepacked.faster", set)
-    torch_own = next_logits()
-    assert not np.array_equal(quick, torch_own)
-    assert relative(quick, torch_own) < LOGITS
+    quick, quickly = next_logits(), len(calls)
+    monkeypatch.setattr(lora_rows, "quick_forwards", lambda _model: {})
+    assert relative(quick, next_logits()) < LOGITS
+    assert quickly == len(calls) and quickly >= (1 if prepacks else 15)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_removed_adapter_is_freed(tiny, family):
+    folder, adapter = trained(tiny, family, "lora")
+    model = load(LoadJob(folder, "fp32"), CPU)
+    for name in "ab":
+        model.add_adapter(name, adapter)
+    model.insert(0, TOKENS, "a")
+    model.insert(1, TOKENS, "b")
+    model.advance({})
+    parts = [
+        weakref.ref(module)
+        for path, module in model._adapters.base.named_modules()
+        if path.endswith(
+            (f"lora_A.{model._adapters.key('a')}", f"lora_B.{model._adapters.key('a')}")
+        )
+    ]
+    assert parts
+    model.remove(0)
+    model.remove_adapter("a")
+    gc.collect()
+    assert not [each for each in parts if each() is not None]
+
+
+def test_a_quick_forward_loses_no_gradient(tiny):
+    layer = torch.nn.Linear(8, 4)
+    (forward,) = prepacked.quick_forwards(torch.nn.Sequential(layer)).values() or (layer,)
+    forward(torch.ones(2, 8)).sum().backward()
+    assert layer.weight.grad is not None
 
 
 def test_other_dtypes_keep_plain_weights(tiny):

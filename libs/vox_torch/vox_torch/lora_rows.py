@@ -5,6 +5,8 @@ adapters share one low-rank product, in which each token sees zeros for the othe
 tokens each adapter computes its own. PEFT's layers have another forward while rows are computed.
 The base is added last, so that a small update is not rounded away (docs/adr/0014).
 
+This module imports torch; import it lazily.
+
 Shape legend: N tokens of all rows, M tokens of one adapter, I input features, O output features,
 R rank, S ranks of all adapters used so far, K adapters of a step.
 """
@@ -14,14 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.nn import functional
 
 from vox_torch.arrays import at_least_float32
 from vox_torch.lora import plus_product, replaced_forwards, weight_of
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+from vox_torch.prepacked import quick_forwards
 
 Shares: TypeAlias = Sequence[tuple[str | None, int]]
 """Adapters in the order of their tokens, each with its number of tokens."""
@@ -53,9 +56,6 @@ class _Values:
         self, names: Sequence[str | None], counts: tuple[int, ...], x_NI: torch.Tensor
     ) -> torch.Tensor | None:
         """Return each token's `scale * (x A^T) B^T`, (N, O); None if no adapter has values here."""
-        import torch
-        from torch.nn.functional import linear
-
         spans = tuple(self._span(name) for name in names)
         active = sum(start < stop for start, stop in spans)
         if not active:
@@ -64,15 +64,15 @@ class _Values:
         narrow_NI = x_NI.to(A_SI.dtype)
         if len(names) == 1:
             A_RI, B_OR = self._matrices(names[0])
-            return linear(linear(narrow_NI, A_RI), B_OR).to(x_NI.dtype)
+            return functional.linear(functional.linear(narrow_NI, A_RI), B_OR).to(x_NI.dtype)
         if active > 1 and self._finite and len(x_NI) * len(A_SI) <= _SHARED:
-            own_NS = linear(narrow_NI, A_SI)
+            own_NS = functional.linear(narrow_NI, A_SI)
             own_NS.masked_fill_(_others(counts, spans, len(A_SI), x_NI.device), 0)
-            return linear(own_NS, B_OS).to(x_NI.dtype)
+            return functional.linear(own_NS, B_OS).to(x_NI.dtype)
         updates = []
         for name, narrow_MI in zip(names, narrow_NI.split(counts), strict=True):
             A_RI, B_OR = self._matrices(name)
-            updates.append(linear(linear(narrow_MI, A_RI), B_OR))
+            updates.append(functional.linear(functional.linear(narrow_MI, A_RI), B_OR))
         return torch.cat(updates).to(x_NI.dtype)
 
     def _span(self, name: str | None) -> tuple[int, int]:
@@ -89,8 +89,6 @@ class _Values:
         return self._own[name]
 
     def _read(self, name: str | None) -> tuple[int, int]:
-        import torch
-
         layer = self._layer
         A_RI, B_OR = layer.lora_A[name].weight.detach(), layer.lora_B[name].weight.detach()
         scaled_OR = at_least_float32(B_OR) * layer.scaling[name]
@@ -119,12 +117,14 @@ class RowAdapters:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._layers: dict[nn.Module, bool] | None = None
+        self._quick: dict[nn.Module, Any] = {}
         self._wrappers: list[Any] = []
         self._values: dict[nn.Module, _Values] = {}
 
     def forget(self) -> None:
         """Find layers and read values again; call it when adapters have changed."""
         self._layers = None
+        self._quick.clear()
         self._values.clear()
 
     def group(self, name: str | None) -> str | None:
@@ -143,15 +143,17 @@ class RowAdapters:
         Args:
             shares: of all tokens, and of those at the head; a layer's number of tokens decides.
         """
-        if {name for name, _ in shares[0]} == {None}:
-            yield  # the base alone: nothing to add
+        layers = self._found()
+        if {name for name, _ in shares[0]} == {None}:  # the base alone: nothing to add
+            with replaced_forwards(self._quick):
+                yield
             return
         split = [tuple(zip(*each, strict=True)) for each in shares]
         by_count = {sum(counts): (names, counts) for names, counts in split}
         name = shares[0][0][0]
-        forwards: dict[nn.Module, Any] = {
+        forwards = self._quick | {
             layer: partial(self._forward, layer, linear, by_count)
-            for layer, linear in self._found().items()
+            for layer, linear in layers.items()
         }
         for wrapper in self._wrappers:
             whole = dict(wrapper.modules_to_save)
@@ -170,6 +172,7 @@ class RowAdapters:
             self._layers = {
                 layer: type(layer) is Linear for layer in modules if isinstance(layer, LoraLayer)
             }
+            self._quick = quick_forwards(self._model)
         return self._layers
 
     def _forward(
@@ -207,8 +210,6 @@ def _others(
     counts: tuple[int, ...], spans: tuple[tuple[int, int], ...], ranks: int, device: torch.device
 ) -> torch.Tensor:
     """Return for each token and rank whether the rank is not of its adapter, bool (N, S)."""
-    import torch
-
     ranks_S, counts_K = torch.arange(ranks), torch.tensor(counts)
     start_K1, stop_K1 = torch.tensor(spans).split(1, dim=1)
     others_KS = (ranks_S < start_K1) | (ranks_S >= stop_K1)
@@ -218,8 +219,6 @@ def _others(
 def _gain(layer: Any, name: str, A_RI: torch.Tensor, scaled_OR: torch.Tensor) -> torch.Tensor:
     """Return DoRA's magnitude over the row norms of `W + scale * B A` (Liu et al.,
     arXiv:2402.09353)."""
-    import torch
-
     W_OI = weight_of(layer.base_layer)()
     magnitude_O = at_least_float32(layer.lora_magnitude_vector[name].weight.detach())
     norms_O = torch.addmm(at_least_float32(W_OI), scaled_OR, A_RI).norm(dim=1)

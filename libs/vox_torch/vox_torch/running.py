@@ -24,10 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from vox_torch.cached import CACHED_ROWS, RowCache, RowExtents, SlotsByCapacity, register
-from vox_torch.lora import replaced_forwards
 from vox_torch.lora_rows import Shares
 from vox_torch.memory import is_out_of_memory
-from vox_torch.prepacked import quick_forwards
 from vox_torch.trial import (
     NOT_UNDERSTOOD,
     recurrent,
@@ -37,7 +35,6 @@ from vox_torch.trial import (
 )
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedModel
 
     from vox_core.contract import Floats, Ints
@@ -129,7 +126,7 @@ class RunningBatch:
     ) -> None:
         self._adapters, self.one_by_one = adapters, one_by_one
         self._chunk = CHUNK_ON_CPU if device == "cpu" else CHUNK
-        self._base = Base(model, adapters, device, attention, quick_forwards(model))
+        self._base = Base(model, adapters, device, attention)
         self._rows: dict[int, _Row] = {}
         self._forward: Forward | None = None
         if one_by_one is not None:
@@ -215,21 +212,19 @@ class Base:
 
     Args:
         attention: the model's own attention function, by transformers' name.
-        forwards: of modules that have another one here.
     """
 
     model: PreTrainedModel
     adapters: ByRow
     device: str
     attention: str
-    forwards: Mapping[nn.Module, Any]
 
     def __call__(self, news: Sequence[New], *, attention: str, **arguments: Any) -> Any:
         """Return the model's output for the new tokens of all rows in one sequence."""
         if self.model.config._attn_implementation != attention:
             self.model.set_attn_implementation(attention)
         tokens_T = self.on_device([token for new in news for token in new.tokens])
-        with replaced_forwards(self.forwards), self.adapters.computing(*_shares(news)):
+        with self.adapters.computing(*_shares(news)):
             return self.model(input_ids=tokens_T[None], **arguments)
 
     def on_device(self, numbers: list[int]) -> torch.Tensor:
