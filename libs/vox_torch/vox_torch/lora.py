@@ -5,7 +5,9 @@ another forward. Layers with dropout or DoRA, and those whose base is no plain l
 PEFT's. Several adapters, each with tokens of its own, can share the product with the base
 (`Sharing`). Generation has a forward of its own (lora_rows.py).
 
-Shape legend: X tokens, I input features, O output features, R rank.
+This module imports torch; import it lazily.
+
+Shape legend: X tokens, I input features, O output features, S of all layers of a product, R rank.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
+from vox_torch.functions import LoraLinear, LoraLinears, scaled
+from vox_torch.prepacked import PrepackedLinear, Product
+
 if TYPE_CHECKING:
-    import torch
     from peft.tuners.lora import Linear
-    from torch import nn
     from transformers import PreTrainedModel
 
 
@@ -31,10 +37,14 @@ def fuse(model: nn.Module) -> dict[str, str | None]:
         not.
     """
     reasons = {}
+    for packed in (each for each in model.modules() if isinstance(each, PrepackedLinear)):
+        packed.product.adapted.clear()
     for path, layer in _layers(model).items():
         why_not = {key: _reason_why_not(layer, key) for key in layer.lora_A}
         fused = frozenset(key for key, reason in why_not.items() if reason is None)
         vars(layer).pop("forward", None)
+        if isinstance(base := layer.base_layer, PrepackedLinear):
+            base.product.adapted[base.number] = layer
         if fused:
             layer.forward = partial(_forward, layer, weight_of(layer.base_layer), fused)
         if (key := _selected(layer)) is not None:
@@ -57,7 +67,6 @@ def _selected(layer: Any) -> str | None:
 
 def _reason_why_not(layer: nn.Module, key: str) -> str | None:
     from peft.tuners.lora import Linear
-    from torch import nn
     from transformers.pytorch_utils import Conv1D
 
     if type(layer) is not Linear or not isinstance(layer.base_layer, nn.Linear | Conv1D):
@@ -82,22 +91,32 @@ def _forward(
     *_: Any,
     **__: Any,
 ) -> torch.Tensor:
-    from vox_torch.functions import LoraLinear, scaled
-    from vox_torch.prepacked import PrepackedLinear
-
     key = _selected(layer)
     if key is None:
         return layer.base_layer(x)
     if key not in fused or x.dtype != layer.lora_A[key].weight.dtype:
         return type(layer).forward(layer, x)  # which casts
-    base, x_XI = layer.base_layer, x.reshape(-1, x.shape[-1])
-    A_RI, B_OR, scale = layer.lora_A[key].weight, layer.lora_B[key].weight, layer.scaling[key]
+    base = layer.base_layer
     if isinstance(base, PrepackedLinear):
-        y_XO = base.onto(scaled(x_XI @ A_RI.T, B_OR.T, scale), x_XI)
-        y_XO = y_XO if base.bias is None else y_XO.add_(base.bias)
-    else:
-        y_XO = LoraLinear.apply(x_XI, A_RI, B_OR, weight, base.bias, scale)
+        return base.product.part(base.number, x, partial(_prepacked, base.product, key, x), key)
+    A_RI, B_OR, scale = layer.lora_A[key].weight, layer.lora_B[key].weight, layer.scaling[key]
+    x_XI = x.reshape(-1, x.shape[-1])
+    y_XO = LoraLinear.apply(x_XI, A_RI, B_OR, weight, base.bias, scale)
     return y_XO.view(*x.shape[:-1], y_XO.shape[-1])
+
+
+def _prepacked(product: Product, key: str, x: torch.Tensor) -> torch.Tensor:
+    """Return `x W^T + b` with the updates of an adapter, of all layers of a product."""
+    x_XI = x.reshape(-1, x.shape[-1])
+    update_XS = x_XI.new_zeros(len(x_XI), sum(product.sizes))
+    for number, update_XO in enumerate(update_XS.split(product.sizes, dim=1)):
+        layer = product.adapted.get(number)
+        if layer and _selected(layer) == key and _reason_why_not(layer, key) is None:
+            A_RI, B_OR = layer.lora_A[key].weight, layer.lora_B[key].weight
+            update_XO.copy_(scaled(x_XI @ A_RI.T, B_OR.T, layer.scaling[key]))
+    y_XS = product.onto(update_XS, x_XI)
+    y_XS = y_XS if product.bias is None else y_XS.add_(product.bias)
+    return y_XS.view(*x.shape[:-1], -1)
 
 
 class Sharing:
@@ -162,20 +181,9 @@ def _shared(
     matrices: Sequence[torch.Tensor],
     x: torch.Tensor,
 ) -> torch.Tensor:
-    from vox_torch.functions import LoraLinears
-
     x_XI = x.reshape(-1, x.shape[-1])
     y_XO = LoraLinears.apply(x_XI, weight_of(base), base.bias, shares, *matrices)
     return y_XO.view(*x.shape[:-1], y_XO.shape[-1])
-
-
-def plus_product(layer: nn.Module, y_XO: torch.Tensor, x_XI: torch.Tensor) -> torch.Tensor:
-    """Return `y + x W^T` with the layer's weight, rounded once."""
-    from vox_torch.prepacked import PrepackedLinear, onto
-
-    if isinstance(layer, PrepackedLinear):
-        return layer.onto(y_XO, x_XI)
-    return onto(y_XO, x_XI, weight_of(layer)())
 
 
 def weight_of(layer: nn.Module) -> Callable[[], torch.Tensor]:

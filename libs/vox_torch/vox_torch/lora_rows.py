@@ -23,28 +23,36 @@ from torch import nn
 from torch.nn import functional
 
 from vox_torch.arrays import at_least_float32
-from vox_torch.lora import plus_product, replaced_forwards, weight_of
-from vox_torch.prepacked import quick_forwards
+from vox_torch.lora import replaced_forwards, weight_of
+from vox_torch.prepacked import PrepackedLinear, Product, onto, quick_forwards
 
 Shares: TypeAlias = Sequence[tuple[str | None, int]]
 """Adapters in the order of their tokens, each with its number of tokens."""
+
+_ByCount: TypeAlias = Mapping[int, tuple[tuple[str | None, ...], tuple[int, ...]]]
+"""Number of tokens -> adapters in their order, and how many of the tokens are each one's."""
 
 _SHARED = 4096
 """Tokens times ranks (N S) up to which a shared product is faster than one for each adapter."""
 
 
 class _Values:
-    """The values of the adapters used so far in one layer, side by side; B includes the scales.
+    """The values of the adapters used so far, side by side, in the layers of one product, or in one
+    layer; B includes the scales.
 
     On a CPU A and B are float32: their operands fit in a cache, and a bfloat16 product of oneDNN
     takes 14 microseconds whatever its size, that of the BLAS 2.
+
+    Args:
+        layers: PEFT's, each with its number of output features; None stands for one that is not
+            PEFT's.
 
     Attributes:
         gains: of adapters with DoRA, (O,).
     """
 
-    def __init__(self, layer: Any) -> None:
-        self._layer = layer
+    def __init__(self, layers: Sequence[tuple[Any, int]]) -> None:
+        self._layers = layers
         self._spans: dict[str | None, tuple[int, int]] = {None: (0, 0)}
         self._A_SI: torch.Tensor
         self._B_OS: torch.Tensor
@@ -78,7 +86,8 @@ class _Values:
     def _span(self, name: str | None) -> tuple[int, int]:
         """Return the ranks of an adapter, which is read at its first use."""
         if name not in self._spans:
-            self._spans[name] = self._read(name) if name in self._layer.lora_A else (0, 0)
+            there = any(_has(layer, name) for layer, _ in self._layers)
+            self._spans[name] = self._read(name) if there else (0, 0)
         return self._spans[name]
 
     def _matrices(self, name: str | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,15 +98,18 @@ class _Values:
         return self._own[name]
 
     def _read(self, name: str | None) -> tuple[int, int]:
-        layer = self._layer
-        A_RI, B_OR = layer.lora_A[name].weight.detach(), layer.lora_B[name].weight.detach()
-        scaled_OR = at_least_float32(B_OR) * layer.scaling[name]
-        if layer.use_dora[name]:
-            self.gains[name] = _gain(layer, name, at_least_float32(A_RI), scaled_OR)
-        if A_RI.is_cpu:
-            A_RI, B_OR = at_least_float32(A_RI), scaled_OR
-        else:
-            B_OR = scaled_OR.to(B_OR.dtype)
+        each_A, each_B, gains = [], [], list[torch.Tensor]()
+        for layer, size in self._layers:
+            if _has(layer, name):
+                A_RI, B_OR, gain_O = _matrices(layer, name)
+                each_A.append(A_RI)
+            else:
+                B_OR, gain_O = torch.empty(size, 0), torch.ones(())
+            each_B.append(B_OR)
+            gains.append(gain_O.expand(size))
+        A_RI, B_OR = torch.cat(each_A), torch.block_diag(*each_B)
+        if any(_has(layer, name) and layer.use_dora[name] for layer, _ in self._layers):
+            self.gains[name] = torch.cat(gains)
         self._finite &= bool(B_OR.isfinite().all())  # else zeros times B are not zeros
         start = max(stop for _, stop in self._spans.values())
         if start:
@@ -116,10 +128,10 @@ class RowAdapters:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._layers: dict[nn.Module, bool] | None = None
+        self._layers: list[Any] | None = None
         self._quick: dict[nn.Module, Any] = {}
         self._wrappers: list[Any] = []
-        self._values: dict[nn.Module, _Values] = {}
+        self._values: dict[nn.Module | Product, _Values] = {}
 
     def forget(self) -> None:
         """Find layers and read values again; call it when adapters have changed."""
@@ -152,8 +164,7 @@ class RowAdapters:
         by_count = {sum(counts): (names, counts) for names, counts in split}
         name = shares[0][0][0]
         forwards = self._quick | {
-            layer: partial(self._forward, layer, linear, by_count)
-            for layer, linear in layers.items()
+            layer: partial(self._forward, layer, by_count) for layer in layers
         }
         for wrapper in self._wrappers:
             whole = dict(wrapper.modules_to_save)
@@ -161,48 +172,64 @@ class RowAdapters:
         with replaced_forwards(forwards):
             yield
 
-    def _found(self) -> dict[nn.Module, bool]:
-        """Return each layer with an adapter, and whether its base is a linear layer."""
-        from peft.tuners.lora import Linear, LoraLayer
+    def _found(self) -> list[Any]:
+        """Return PEFT's layers."""
+        from peft.tuners.lora import LoraLayer
         from peft.utils import ModulesToSaveWrapper
 
         if self._layers is None:
             modules = list(self._model.modules())
             self._wrappers = [each for each in modules if isinstance(each, ModulesToSaveWrapper)]
-            self._layers = {
-                layer: type(layer) is Linear for layer in modules if isinstance(layer, LoraLayer)
-            }
+            self._layers = [each for each in modules if isinstance(each, LoraLayer)]
             self._quick = quick_forwards(self._model)
         return self._layers
 
-    def _forward(
+    def _forward(self, layer: Any, by_count: _ByCount, x: torch.Tensor) -> torch.Tensor:
+        """Return `x W^T + b` with the update of each token's adapter."""
+        base = layer.base_layer
+        if not isinstance(base, PrepackedLinear):
+            return self._sum(base, [(layer, layer.out_features)], by_count, x)
+        product = base.product
+        layers = [(product.adapted.get(i), size) for i, size in enumerate(product.sizes)]
+        compute = partial(self._sum, product, layers, by_count, x)
+        return product.part(base.number, x, compute, by_count)
+
+    def _sum(
         self,
-        layer: Any,
-        linear: bool,
-        by_count: Mapping[int, tuple[tuple[str | None, ...], tuple[int, ...]]],
+        base: Any,
+        layers: Sequence[tuple[Any, int]],
+        by_count: _ByCount,
         x: torch.Tensor,
     ) -> torch.Tensor:
-        """Return `x W^T + b` with the update of each token's adapter."""
+        """Return the sum for all layers of a product, or for one layer.
 
-        base, features, x_NI = layer.base_layer, layer.out_features, x.reshape(-1, x.shape[-1])
+        Args:
+            base: the product, or the layer's base.
+        """
+        from peft.tuners.lora import Linear
+
+        x_NI = x.reshape(-1, x.shape[-1])
         names, counts = by_count[len(x_NI)]
-        if layer not in self._values:
-            self._values[layer] = _Values(layer)
-        values = self._values[layer]
+        if base not in self._values:
+            self._values[base] = _Values(layers)
+        values = self._values[base]
         update_NO = values.update(names, counts, x_NI)
         if update_NO is None:
             y: torch.Tensor = base(x)
             return y
-        if not linear:
-            return base(x) + update_NO.view(*x.shape[:-1], features)
-        y_NO = plus_product(base, update_NO, x_NI)
+        if isinstance(base, Product):
+            y_NO = base.onto(update_NO, x_NI)
+        elif type(layers[0][0]) is Linear:
+            y_NO = onto(update_NO, x_NI, weight_of(base)())
+        else:
+            return base(x) + update_NO.view(*x.shape[:-1], -1)
         if values.gains:
             for name, y_MO in zip(names, y_NO.split(counts), strict=True):
                 if name in values.gains:
                     y_MO.mul_(values.gains[name])
         if base.bias is not None:
             y_NO.add_(base.bias)
-        return y_NO.view(*x.shape[:-1], features)
+        return y_NO.view(*x.shape[:-1], -1)
 
 
 @lru_cache(maxsize=8)
@@ -216,7 +243,25 @@ def _others(
     return others_KS.repeat_interleave(counts_K, dim=0).to(device)
 
 
-def _gain(layer: Any, name: str, A_RI: torch.Tensor, scaled_OR: torch.Tensor) -> torch.Tensor:
+def _has(layer: Any, name: str | None) -> bool:
+    return layer is not None and name in layer.lora_A
+
+
+def _matrices(layer: Any, name: str | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return A, B with its scale, and the gain of an adapter's DoRA, (O,), or one."""
+    A_RI, B_OR = layer.lora_A[name].weight.detach(), layer.lora_B[name].weight.detach()
+    scaled_OR = at_least_float32(B_OR) * layer.scaling[name]
+    gain_O = A_RI.new_ones(())
+    if layer.use_dora[name]:
+        gain_O = _gain(layer, name, at_least_float32(A_RI), scaled_OR)
+    if A_RI.is_cpu:
+        return at_least_float32(A_RI), scaled_OR, gain_O
+    return A_RI, scaled_OR.to(B_OR.dtype), gain_O
+
+
+def _gain(
+    layer: Any, name: str | None, A_RI: torch.Tensor, scaled_OR: torch.Tensor
+) -> torch.Tensor:
     """Return DoRA's magnitude over the row norms of `W + scale * B A` (Liu et al.,
     arXiv:2402.09353)."""
     W_OI = weight_of(layer.base_layer)()

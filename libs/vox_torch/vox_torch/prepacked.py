@@ -4,7 +4,7 @@ torch passes oneDNN a plain matrix, which is rearranged on each call or read in 
 do not like. A weight that is rearranged once is multiplied with few tokens in half the time, and
 takes the same memory, if no longer as a map of its file. In bfloat16 products have the same bits.
 In float32 torch would call MKL: the order of the sums is another, and hardly depends on the number
-of tokens.
+of tokens. Layers with the same input are one product.
 
 A plain float32 weight, which may train or be an embedding's too, is multiplied by oneDNN as it is
 while rows are generated, in 0.5 to 0.9 of MKL's time with two threads.
@@ -14,14 +14,15 @@ plain weights; so does bfloat16 on a processor without its instructions.
 
 This module imports torch; import it lazily.
 
-Shape legend: X tokens, I input features, O output features.
+Shape legend: X tokens, I input features, O output features of a layer, S of all layers of a
+product.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -34,43 +35,107 @@ _onednn = torch.ops.mkldnn
 _NAMES = ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
 
 
+class Product:
+    """Linear layers with the same input, such as query, key and value, as one product.
+
+    The first of them that is called computes the parts of all. For few tokens, waking the threads
+    takes longer than a product.
+
+    Args:
+        weight_SI: of all layers, side by side.
+
+    Attributes:
+        bias: of all layers, (S,); None if they have none.
+        sizes: output features of each layer.
+        adapted: PEFT's layers over these, by their number among them.
+    """
+
+    def __init__(self, layers: Sequence[PrepackedLinear], weight_SI: torch.Tensor) -> None:
+        self._packed_SI = _onednn._reorder_linear_weight(weight_SI, None)
+        biases = [each.bias for each in layers]
+        self.bias = None if biases[0] is None else torch.cat(biases)
+        self.sizes = [each.out_features for each in layers]
+        self.adapted: dict[int, Any] = {}
+        for number, layer in enumerate(layers):
+            layer.product, layer.number = self, number
+        self._x: torch.Tensor | None = None
+        self._owner: object = None
+        self._parts: dict[int, torch.Tensor] = {}
+
+    def part(
+        self,
+        number: int,
+        x: torch.Tensor,
+        compute: Callable[[], torch.Tensor] | None = None,
+        owner: object = None,
+    ) -> torch.Tensor:
+        """Return the part of a layer.
+
+        Args:
+            compute: returns the sum of `self(x)` and the adapters' parts, of all layers.
+            owner: the same object for each layer of one such computation; parts of another are
+                not used.
+        """
+        if self._x is not x or number not in self._parts or owner not in (None, self._owner):
+            parts = (compute() if compute else self(x)).split(self.sizes, dim=-1)
+            self._x, self._owner, self._parts = x, owner, dict(enumerate(parts))
+        part = self._parts.pop(number)
+        if not self._parts:
+            self._x = None
+        return part
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x W^T + b` of all layers, without a gradient."""
+        y: torch.Tensor = _onednn._linear_pointwise(x, self._packed_SI, self.bias, "none", [], "")
+        return y
+
+    def onto(self, y_XS: torch.Tensor, x_XI: torch.Tensor) -> torch.Tensor:
+        """Return `y + x W^T` of all layers, rounded once."""
+        sum_XS: torch.Tensor = _onednn._linear_pointwise.binary(
+            x_XI, y_XS, self._packed_SI, None, "add"
+        )
+        return sum_XS
+
+    def weight(self, number: int) -> torch.Tensor:
+        """Return the weight (O, I) of a layer in torch's layout."""
+        plain_SI: torch.Tensor = self._packed_SI.to_dense()
+        return plain_SI.split(self.sizes)[number]
+
+
 class PrepackedLinear(nn.Linear):
-    """A frozen linear layer over a prepacked weight.
+    """A frozen linear layer over its part of a prepacked product.
 
     PEFT and others see a linear layer: reading `weight` unpacks it.
     """
+
+    product: Product
+    number: int
 
     def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.out_features, self.in_features = layer.out_features, layer.in_features
         self.dtype = layer.weight.dtype
-        self._packed_OI = _onednn._reorder_linear_weight(layer.weight.detach(), None)
         self.bias = layer.bias
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
         """The weight (O, I) in torch's layout."""
-        plain_OI: torch.Tensor = self._packed_OI.to_dense()
-        return plain_OI
+        return self.product.weight(self.number)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x W^T + b`, without a gradient."""
-        y: torch.Tensor = _onednn._linear_pointwise(x, self._packed_OI, self.bias, "none", [], "")
-        return y
+        return self.product.part(self.number, x)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Linear:
         """Return a layer in torch's layout: PEFT copies a module that an adapter has whole."""
         layer = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        layer.weight = nn.Parameter(self.weight, requires_grad=False)
+        layer.weight = nn.Parameter(self.weight.clone(), requires_grad=False)
         layer.bias = copy.deepcopy(self.bias, memo)
         return layer
 
-    def onto(self, y_XO: torch.Tensor, x_XI: torch.Tensor) -> torch.Tensor:
-        """Return `y + x W^T`, rounded once."""
-        sum_XO: torch.Tensor = _onednn._linear_pointwise.binary(
-            x_XI, y_XO, self._packed_OI, None, "add"
-        )
-        return sum_XO
+
+_SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of layers of one module that usually have the same input."""
 
 
 def prepack(model: nn.Module) -> None:
@@ -79,14 +144,34 @@ def prepack(model: nn.Module) -> None:
     A head that shares its weight with the embedding stays: it would need a second copy.
     """
     shared = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
-    paths = [
-        path
-        for path, layer in model.named_modules()
-        if _is_multiplied(layer) and id(layer.weight) not in shared
-    ]
+    paths = [path for path, _ in model.named_modules()]
     with no_holes():
-        for path in paths:  # no weight is held twice but one
-            model.set_submodule(path, PrepackedLinear(model.get_submodule(path)))
+        for parent in map(model.get_submodule, paths):
+            for names in _products(parent, shared):  # no weights are held twice but those of one
+                Product(*_taken(parent, names))
+
+
+def _products(parent: nn.Module, shared: set[int]) -> list[tuple[str, ...]]:
+    """Return the names of the layers of each product."""
+    forms = {
+        name: (layer.in_features, layer.bias is None)
+        for name, layer in parent.named_children()
+        if _is_multiplied(layer) and id(layer.weight) not in shared
+    }
+    several = [names for names in _SAME_INPUT if len({forms.get(name) for name in names}) == 1]
+    several = [names for names in several if names[0] in forms]
+    alone = forms.keys() - {name for names in several for name in names}
+    return [*several, *((name,) for name in forms if name in alone)]
+
+
+def _taken(parent: nn.Module, names: Sequence[str]) -> tuple[list[PrepackedLinear], torch.Tensor]:
+    """Replace linear layers; return those in their place, and the weights side by side."""
+    layers = [parent.get_submodule(name) for name in names]
+    weights = [each.weight.detach() for each in layers]
+    packed = [PrepackedLinear(each) for each in layers]
+    for name, layer in zip(names, packed, strict=True):
+        setattr(parent, name, layer)
+    return packed, weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
 def quick_forwards(model: nn.Module) -> dict[nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
