@@ -67,10 +67,7 @@ class LocalModel:
 
 
 def resolve(
-    reference: str,
-    *,
-    revision: str | None = None,
-    progress: Progress | None = None,
+    reference: str, *, revision: str | None = None, progress: Progress | None = None
 ) -> LocalModel:
     """Find, download or convert the model that `reference` names.
 

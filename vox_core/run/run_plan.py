@@ -24,14 +24,7 @@ from vox_core.contract import Advice, ExecutionPlan, Notice, World
 from vox_core.data.checked import unused_fields
 from vox_core.data.formats import is_remote
 from vox_core.data.rows import learns_from_answers
-from vox_core.errors import (
-    BackendError,
-    ConfigError,
-    OutputError,
-    PlanError,
-    VoxError,
-    command,
-)
+from vox_core.errors import BackendError, ConfigError, OutputError, PlanError, VoxError, command
 from vox_core.host.discover import Found
 from vox_core.host.load import (
     broken,

@@ -32,16 +32,7 @@ import numpy as np
 
 from vox_core import files
 from vox_core.cache import CACHE_VERSION, cached
-from vox_core.contract import (
-    Batch,
-    Model,
-    Notice,
-    Objective,
-    Place,
-    Side,
-    Totals,
-    Weighed,
-)
+from vox_core.contract import Batch, Model, Notice, Objective, Place, Side, Totals, Weighed
 from vox_core.data.audit import vocabulary_of
 from vox_core.data.batching import to_batch
 from vox_core.data.dataset import Dataset
