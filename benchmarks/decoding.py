@@ -15,7 +15,6 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from vox_core import models
@@ -62,7 +61,7 @@ def _rows(generator: Generator, count: int, adapter: str | None) -> Iterator[Tok
 
 def _load(backend: str, job: LoadJob) -> Model:
     module = importlib.import_module(f"vox_{backend}")
-    loaded: Model = module.backend.vox_load(job, Context(Path()))
+    loaded: Model = module.backend.vox_load(job, Context())
     return loaded
 
 

@@ -80,7 +80,7 @@ def times(data: Data, model: str, steps: int, dtype: str, per_step: int, budget:
     start = TrainState(0, seeded(execution, planned.inputs.weights))
     job = TrainJob(execution, planned.inputs.model.path, probe_document(pairs[0].batches))
     done: list[StepDone] = []
-    with closing(planned.inputs.backend.train(job, Context(folder))) as trainer:
+    with closing(planned.inputs.backend.train(job, Context())) as trainer:
         learner = Learner(trainer, start, contract.optimizer, contract.seed)
         for step in pairs:
             event = learner.take(step)

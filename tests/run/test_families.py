@@ -34,11 +34,11 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
-def vox_logits(reference: str, scratch) -> np.ndarray:
+def vox_logits(reference: str) -> np.ndarray:
     source = resolve_reference(reference)
     backend, _ = choose(Request("load"))
     job = LoadJob(source.base.path, "fp32")
-    return probe_logits(backend, job, Context(scratch), TOKENS, source.adapter)
+    return probe_logits(backend, job, Context(), TOKENS, source.adapter)
 
 
 def hf_logits(model: torch.nn.Module) -> np.ndarray:
@@ -65,14 +65,14 @@ def test_train_merge_prove_reload(tiny, settings, tmp_path, family, method):
 
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with_peft = hf_logits(PeftModel.from_pretrained(base, run))
-    assert relative(vox_logits(run, tmp_path), with_peft) < FLOAT32
+    assert relative(vox_logits(run), with_peft) < FLOAT32
 
     proof = merge(run, MergeSettings(out=out)).proof
     assert proof.relative <= proof.tolerance
     assert proof.carried == pytest.approx(1, abs=1e-3)
     merged = hf_logits(AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32))
     assert relative(merged, with_peft) < FLOAT32
-    assert relative(vox_logits(str(out), tmp_path), merged) < FLOAT32
+    assert relative(vox_logits(str(out)), merged) < FLOAT32
 
     with open_model(str(out), GenerateSettings(max_tokens=4)) as model:
         assert isinstance("".join(model.reply([{"role": "user", "content": "Hi"}])), str)
@@ -98,7 +98,7 @@ def test_modules_to_save_are_trained_whole_saved_and_merged(tiny, settings, tmp_
     before = base.lm_head.weight.detach().clone()
     peft = PeftModel.from_pretrained(base, report.run)
     expected = hf_logits(peft)
-    assert relative(vox_logits(str(report.run), tmp_path), expected) < FLOAT32
+    assert relative(vox_logits(str(report.run)), expected) < FLOAT32
     merge(str(report.run), MergeSettings(out=tmp_path / "merged"))
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     assert relative(hf_logits(merged), expected) < FLOAT32
@@ -141,7 +141,7 @@ def test_an_adapter_that_peft_saved_generates_and_merges(tiny, tmp_path):
     peft = get_peft_model(base, config)
     expected = hf_logits(peft)
     peft.save_pretrained(tmp_path / "adapter")
-    assert relative(vox_logits(str(tmp_path / "adapter"), tmp_path), expected) < FLOAT32
+    assert relative(vox_logits(str(tmp_path / "adapter")), expected) < FLOAT32
     report = merge(str(tmp_path / "adapter"), MergeSettings(out=tmp_path / "merged"))
     assert report.modules == 4
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)

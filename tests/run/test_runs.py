@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from vox_core.contract import (
 )
 from vox_core.data.formats import keep_stdin
 from vox_core.errors import AdapterError, InputError, ProofError, StorageError
+from vox_core.host.load import Context
 from vox_core.run import checkpoint
 from vox_core.run.load import open_model
 from vox_core.run.merge import merge
@@ -326,6 +328,26 @@ def rewritten(run, change) -> None:
     state, source = read_adapter(run), resolve_reference(str(run))
     changed = state.with_tensors({n: change(n, v) for n, v in state.tensors().items()})
     write_adapter(run, changed, base=str(source.base.path), modules=source.modules)
+
+
+def test_a_killed_process_leaves_no_temporary_folder(tiny, settings, tmp_path, monkeypatch):
+    """Nothing is there while it works, unless the backend uses `scratch`."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    there: list[Path] = []
+    run = str(
+        train(settings(tiny("llama")), observe=lambda _: there.extend(place.glob("vox-*"))).run
+    )
+    with open_model(run, SamplingSettings()):
+        there += place.glob("vox-*")
+    merge(run, MergeSettings(), observe=lambda _: there.extend(place.glob("vox-*")))
+    assert there == []
+    context = Context()
+    (context.scratch / "file").touch()
+    assert [*place.glob("vox-*")] == [context.scratch]
+    del context
+    assert [*place.glob("vox-*")] == []
 
 
 def test_loading_is_announced_before_it_begins(tiny, settings, tmp_path, monkeypatch):

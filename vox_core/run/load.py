@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -557,8 +555,7 @@ def open_base(
     job = LoadJob(model=source.base.path, dtype=dtype, quant=quant)
     config = bounded_json.read(source.base.path / CONFIG_FILE)
     with (
-        tempfile.TemporaryDirectory(prefix="vox-") as scratch,
-        closing(backend.load(job, Context(Path(scratch), observe))) as model,
+        closing(backend.load(job, Context(observe))) as model,
         closing(
             batch_generator(model, config, dtype, selection.hardware, source.weights, rows)
         ) as generator,

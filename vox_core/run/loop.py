@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -108,8 +107,7 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
     dtype, updates = plan.execution.dtype, plan.settings.updates
     check = partial(take_old_log_probs, dtype=dtype, updates=updates)
     with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vox-"))
-        context = Context(Path(scratch), emit, session.world)
+        context = Context(emit, session.world)
         ended = session.progress.exhausted or start.step == contract.total_steps
         if ended and not _is_unvalidated(session, start.step) and inputs.evaluator is None:
             # Killed after its last step and before all was written.

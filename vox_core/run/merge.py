@@ -125,9 +125,8 @@ def merge(
     seen = Seen()
     backend, selection = choose(request, seen=seen)
     observe(Notice(selection.why))
-    with tempfile.TemporaryDirectory(prefix="vox-") as scratch, files.atomic_folder(out) as folder:
-        context = Context(Path(scratch), observe)
-        merger = _Merger(source, source.adapter, onto, trained, backend, context, dtype)
+    with files.atomic_folder(out) as folder:
+        merger = _Merger(source, source.adapter, onto, trained, backend, Context(observe), dtype)
         with _plain_place(folder, settings.quant) as plain:
             proof = merger.run(plain)
             requantised = None

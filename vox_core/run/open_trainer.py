@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -363,10 +362,7 @@ class OpenTrainer:
 
 
 def open_trainer(
-    settings: TrainSettings,
-    *,
-    observe: Observe = ignore,
-    progress: models.Progress | None = None,
+    settings: TrainSettings, *, observe: Observe = ignore, progress: models.Progress | None = None
 ) -> OpenTrainer:
     """Load a model to train; close the result. See `open_training_base`."""
     with ExitStack() as stack:
@@ -380,9 +376,7 @@ def open_trainer(
 
 @contextmanager
 def open_training_base(
-    settings: TrainSettings,
-    observe: Observe = ignore,
-    progress: models.Progress | None = None,
+    settings: TrainSettings, observe: Observe = ignore, progress: models.Progress | None = None
 ) -> Iterator[TrainingBase]:
     """Load a model that learners are added to, for as long as the block lasts.
 
@@ -415,8 +409,7 @@ def open_training_base(
     job = TrainJob(plan, inputs.model.path, probe(encoder))
     hardware = inputs.selection.hardware
     with (
-        tempfile.TemporaryDirectory(prefix="vox-") as scratch,
-        closing(inputs.backend.train(job, Context(Path(scratch), observe))) as trainer,
+        closing(inputs.backend.train(job, Context(observe))) as trainer,
         closing(
             batch_generator(trainer, inputs.config, plan.dtype, hardware, inputs.weights)
         ) as generator,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -59,10 +58,7 @@ def train(task: Task, diary: Diary) -> None:
         if isinstance(event, Notice) and "padded rows" in event.message:
             diary.attention, diary.layout = _PADDED
 
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        closing(backend.train(job, Context(Path(scratch), observe))) as trainer,
-    ):
+    with closing(backend.train(job, Context(observe))) as trainer:
         learner = Learner(trainer, start, plan.contract.optimizer, plan.contract.seed)
         for step in made:
             done = learner.take(step)

@@ -256,7 +256,7 @@ def test_two_backends_give_the_same_logits(tiny, adapters, float64, tmp_path) ->
     base = tiny("llama")
     _, state = adapters(base)
     cpu = Named("cpu", vox_cpu.backend)
-    same = compare_logits(resolve(str(base)), (state, cpu), (state, float64), tmp_path, print)
+    same = compare_logits(resolve(str(base)), (state, cpu), (state, float64), print)
     assert same.backends == ("cpu", "float64")
     assert 0 < same.relative < FLOAT32
     assert same.carried == pytest.approx(1, abs=1e-4)
@@ -274,7 +274,7 @@ def test_logits_without_the_adapters_effect_are_refused(
     )
     cpu = Named("cpu", vox_cpu.backend)
     with pytest.raises(ProofError) as caught:
-        compare_logits(resolve(str(base)), (state, cpu), (wrong, float64), tmp_path, print)
+        compare_logits(resolve(str(base)), (state, cpu), (wrong, float64), print)
     assert caught.value.code == "VOX-V003"
     assert "on float64, held against cpu" in caught.value.found
 

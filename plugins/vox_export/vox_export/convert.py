@@ -8,7 +8,6 @@ dequantised copy if the base is stored quantised. The base's weights are read fo
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -166,11 +165,8 @@ def _logits(
     observe(Notice(f"comparing the logits of {first.id} and {second.id}"))
     sides = (adapter, first), (written, second)
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="vox-") as scratch,
-            plain_copy(source.weights, folder) as plain,
-        ):
-            return compare_logits(replace(source.base, path=plain), *sides, Path(scratch), observe)
+        with plain_copy(source.weights, folder) as plain:
+            return compare_logits(replace(source.base, path=plain), *sides, observe)
     # A backend cannot load this model, or the disk is too full for the copy.
     except (InputError, PluginError, StorageError) as error:
         return f"{error.what} ({error.where}: {error.found})"

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,7 +105,6 @@ def compare_logits(
     base: LocalModel,
     source: tuple[AdapterState, Backend],
     other: tuple[AdapterState, Backend],
-    scratch: Path,
     observe: Observe,
 ) -> SameLogits:
     """Compare the logits of base + adapter on a fixed text, in float32, on two backends.
@@ -114,7 +112,7 @@ def compare_logits(
     Raises:
         ProofError: V003, the second lacks a tenth of the adapter's effect or more.
     """
-    context = Context(scratch, observe)
+    context = Context(observe)
     tokens_T = probe_tokens(load_tokenizer(base.path))
 
     def logits(adapter: AdapterState | None, backend: Backend) -> Floats:

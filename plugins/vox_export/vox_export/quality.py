@@ -204,7 +204,7 @@ def make_reference(
         explicit=named,
     )
     backend, _ = choose(request, seen=Seen())
-    context = Context(scratch, observe)
+    context = Context(observe)
     texts, documents = _texts(source)
     with (
         plain_copy(source.weights, scratch / "base") as plain,

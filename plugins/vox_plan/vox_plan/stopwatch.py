@@ -12,7 +12,6 @@ training. Without it the time follows from tuning, or from an earlier run.
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -191,10 +190,7 @@ def run_steps(
     """
     job = TrainJob(plan, run.inputs.model.path, probe_document(steps[0].batches))
     start, contract = TrainState(0, plans.seeded(plan, run.inputs.weights)), plan.contract
-    with (
-        tempfile.TemporaryDirectory(prefix="vox-") as scratch,
-        closing(run.inputs.backend.train(job, Context(Path(scratch), log))) as trainer,
-    ):
+    with closing(run.inputs.backend.train(job, Context(log))) as trainer:
         learner = Learner(trainer, start, contract.optimizer, contract.seed)
         if validation:
             log(Validation(0, learner.evaluate(validation)))
