@@ -57,6 +57,15 @@ def test_train_prints_results_on_stdout_and_progress_on_stderr(vox, monkeypatch)
     assert "step 3/3" in done.err
 
 
+def test_no_next_step_presumes_that_a_run_has_learned(vox, monkeypatch) -> None:
+    short = {"best_step": 3, "rows": 5, "epochs": 1.0, "lr": 2e-4}
+    for learned in (True, False):
+        made = Training(report={**short, "learned": learned})
+        monkeypatch.setattr("vox_core.run.train.train", made)
+        done = vox("train", "--out", "runs/a")
+        assert ("next: " in done.out, "hint: " in done.out) == (learned, learned)
+
+
 def test_train_as_json(vox, monkeypatch) -> None:
     monkeypatch.setattr("vox_core.run.train.train", Training())
     done = vox("train", "--out", "runs/a", "--json")
@@ -78,6 +87,7 @@ def test_train_as_json(vox, monkeypatch) -> None:
         "rows": None,
         "epochs": None,
         "lr": None,
+        "learned": True,
     }
 
 

@@ -66,13 +66,7 @@ JOB_OPTIONS = (
 @click.command(
     "train",
     cls=Command,
-    params=[
-        files_argument(),
-        *options_of(TrainSettings),
-        PLAN_OPTION,
-        *JOB_OPTIONS,
-        json_option(),
-    ],
+    params=[files_argument(), *options_of(TrainSettings), PLAN_OPTION, *JOB_OPTIONS, json_option()],
     sections=TRAIN_SECTIONS,
     epilog="Example: vox train train.jsonl --model smollm2-135m --out runs/first",
 )
@@ -183,7 +177,7 @@ def _show(report: TrainReport) -> None:
     print_table({label: text for label, text in rows.items() if text})
     if hint := _hint(report):
         click.echo(hint)
-    if not report.stopped:
+    if not report.stopped and report.learned:
         steps = [command("vox", step, report.run) for step in ("chat", "serve", "merge")]
         steps[2:] = [f"load the checkpoint {report.model}"] if report.model else steps[2:]
         click.echo(printable(f"next: {'   or   '.join(steps)}"))
@@ -192,7 +186,7 @@ def _show(report: TrainReport) -> None:
 def _hint(report: TrainReport) -> str:
     """Suggest settings that train longer, after a short run that was still improving."""
     best = report.best_step in (None, report.steps) and report.steps == report.total_steps
-    if not (best and report.epochs and report.rows and report.steps < SHORT_RUN):
+    if not (best and report.learned and report.epochs and report.rows and report.steps < SHORT_RUN):
         return ""
     epochs = max(3 * report.epochs, math.ceil(60 * 4 / report.rows))  # sixty steps of four
     # Whole models are wrecked by it.

@@ -31,6 +31,7 @@ from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES
 from vox_core.errors import InputError, StorageError, command
 from vox_core.models import LocalModel
 from vox_core.run import checkpoint
+from vox_core.run.controller import has_learned
 from vox_core.run.folder import CARD, MANIFEST, MODEL, PROBE
 from vox_core.run.hf_checkpoint import (
     Tensors,
@@ -70,6 +71,7 @@ class TrainReport:
         rows: of one epoch.
         epochs: passes over them; None where --max-steps has set the length.
         lr: peak learning rate.
+        learned: False if the gradient was zero in every step.
         warnings: those of this command, in order.
     """
 
@@ -89,6 +91,7 @@ class TrainReport:
     rows: int | None = None
     epochs: float | None = None
     lr: float | None = None
+    learned: bool = True
     warnings: tuple[str, ...] = ()
 
 
@@ -123,6 +126,7 @@ def write_artifacts(session: Session, result: Trained) -> TrainReport:
         report,
         seconds=session.elapsed(),
         model=plan.run.model,
+        learned=has_learned(result.state),
         warnings=tuple(session.warnings),
     )
 

@@ -148,6 +148,11 @@ class LossWatch:
         return began if ended - began > margin else None
 
 
+def has_learned(state: TrainState) -> bool:
+    """Whether any step had a gradient."""
+    return not state.moments or any(second.any() for _, second in state.moments.values())
+
+
 SHOWN = 3
 """Rows of a skipped step that its warning names."""
 
@@ -208,7 +213,7 @@ class RunController:
         With `--load-best-at-end` it is the best step's, unless the run was stopped before its end.
         """
         notices = [*self._losses.at_end()] if self._plan.inputs.objective is None else []
-        if state.moments and not any(second.any() for _, second in state.moments.values()):
+        if not has_learned(state):
             notices.append(self._nothing_learned())
         if stopped:
             notices += self._why_stopped()
