@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import threading
@@ -356,7 +357,9 @@ def test_a_full_disk_at_the_end_leaves_a_model(tiny, ended, full, tmp_path):
     state = checkpoint.load(ended / "checkpoints" / "step-2")
     plan = plan_run(full(tiny("llama", shard="50KB"), out=tmp_path / "other"))
     (tmp_path / "other").mkdir()
-    error = artifacts.emergency_save(StorageError("S001", "full", remedy="free some"), plan, state)
+    full_disk = files.storage_error(OSError(errno.ENOSPC, "No space left"), tmp_path)
+    error = artifacts.emergency_save(full_disk, plan, state)
+    assert "--out" not in error.remedy and f"--resume {tmp_path / 'other'}" in error.remedy
     (kept,) = (tmp_path / "other").glob("vox-model-*")
     assert str(kept) in str(error)
     assert apart(weights(kept), weights(ended / "model")) == 0

@@ -446,6 +446,18 @@ def test_a_full_disk_ends_a_merge_with_nothing_left(tiny, settings, tmp_path, mo
     assert not list(tmp_path.glob("*m*"))
 
 
+def test_a_resumed_run_on_a_full_disk_is_not_sent_to_another(tiny, settings, monkeypatch):
+    asked = settings(tiny("llama"), save_every=2)
+    new = asked.model_copy(update={"out": asked.out.with_name("new")})
+    goes_on = validate(TrainSettings, {"resume": unfinished(train(asked).run)})
+    monkeypatch.setattr("vox_core.run.run_plan.space_needed", lambda _: 10**18)
+    for given, out in ((new, True), (goes_on, False)):
+        with pytest.raises(StorageError) as full:
+            train(given)
+        assert full.value.remedy.startswith("free space on that disk")
+        assert ("--out" in full.value.remedy) == out
+
+
 def test_a_prompt_longer_than_the_model_can_read_is_refused(tiny):
     made = validate(Greedy, {"max_tokens": 5})
     with open_model(str(tiny("gpt2")), made) as model:

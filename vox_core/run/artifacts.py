@@ -207,7 +207,8 @@ def emergency_save(error: StorageError, plan: RunPlan, state: TrainState) -> Sto
         fault = f"the {kind} after step {state.step} is kept in {parent / name}"
         break
     resume = command("vox", "train", "--resume", plan.run.path)
-    return error.but(faults=[*error.faults, fault], remedy=f"{error.remedy}: {resume}")
+    remedy = f"see that the disk works and has space, and go on with {resume}"
+    return error.but(faults=[*error.faults, fault], remedy=remedy)
 
 
 def write_adapter_folder(

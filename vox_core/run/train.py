@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from vox_core.contract import Notice
-from vox_core.errors import ConfigError
+from vox_core.errors import ConfigError, StorageError
 from vox_core.host.load import Observe, ignore, world_of
 from vox_core.run.artifacts import TrainReport, report_of, report_of_ended, write_artifacts
 from vox_core.run.loop import run_training
@@ -57,12 +57,18 @@ def train(
             remedy="use vox train --processes N, or leave it out",
         )
     tell("reading the model and the data …")
-    plan = plan_run(settings, progress, tell=tell, pinned=pinned, world=world)
-    if plan.ended:
-        tell(f"the run has finished already ({plan.ended}); there is nothing to do")
-        return report_of_ended(plan)
-    plan = with_advice(plan, tell)
-    if plan.advice.refusal:
-        raise plan.advice.refusal
-    with Session.open(plan, observe, began, world) as session, run_training(session) as trained:
-        return (write_artifacts if world.leads else report_of)(session, trained)
+    try:
+        plan = plan_run(settings, progress, tell=tell, pinned=pinned, world=world)
+        if plan.ended:
+            tell(f"the run has finished already ({plan.ended}); there is nothing to do")
+            return report_of_ended(plan)
+        plan = with_advice(plan, tell)
+        if plan.advice.refusal:
+            raise plan.advice.refusal
+        with Session.open(plan, observe, began, world) as session, run_training(session) as trained:
+            return (write_artifacts if world.leads else report_of)(session, trained)
+    except StorageError as error:
+        if settings.resume is None or error.code != "VOX-S001":
+            raise
+        # --out cannot be given beside --resume.
+        raise error.but(remedy="free space on that disk, and run again") from error
