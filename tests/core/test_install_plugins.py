@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.install_samples import World, checkout, plugin
+from tests.core.install_samples import World, checkout, plugin, present
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,29 @@ def test_from_a_folder_of_wheels_with_the_network_off(world: World) -> None:
     world.done("remove", "good", "--yes")
     assert {path for path in world.state() if "vox_t_good" in path} == set()
     assert world.state().items() >= empty.items()
+
+
+@pytest.mark.parametrize(
+    ("hardware", "torch", "noted"),
+    [
+        ("none", "9.0.0", "cuda does not run without an NVIDIA GPU: check that `nvidia-smi` lists"),
+        ("nvidia", "9.0.0+cpu", "does not run with torch 9.0.0+cpu, a build without CUDA: pip uni"),
+        ("nvidia", "9.0.0", None),
+    ],
+)
+def test_what_a_gpus_backend_lacks_is_in_its_plan(
+    world: World, hardware: str, torch: str, noted: str | None
+) -> None:
+    needed = "numpy", "transformers", "peft", "accelerate", "bitsandbytes"
+    for name, newest in {"vox-ml-formats": "0.1.0", **dict.fromkeys(needed, "99.0")}.items():
+        world.wheel({"name": name, "version": newest, "files": {}})
+    present(world, {"name": "torch", "version": torch, "files": {"torch/__init__.py": "1 / 0"}})
+    cuda = world.wheel({**plugin("cuda", "0.1.0"), "name": "vox-ml-cuda"})
+    given = {"VOX_OVERRIDE_HARDWARE": hardware}
+    notes = world.done("install", "cuda", "--from-wheel", cuda, "--dry-run", **given)["notes"]
+    assert [noted in note for note in notes] == [True] * (noted is not None)
+    other = world.wheel(plugin("good", "1.0"))
+    assert not world.done("install", "--from-wheel", other, "--dry-run", **given)["notes"]
 
 
 def test_constraints_of_pip_hold(world: World, tmp_path: Path) -> None:

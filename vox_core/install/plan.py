@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ from vox_core.catalog import PluginEntry
 from vox_core.contract import Check
 from vox_core.errors import InputError, command
 from vox_core.host.discover import UNKNOWN, Found, discover, known_plugins
+from vox_core.host.probe import NVIDIA, accelerators, hardware_remedy
 from vox_core.install import undo
 from vox_core.install.environment import (
     CORE,
@@ -208,7 +209,7 @@ def plan_wheels(
         environment,
         tuple(changes),
         tuple(wanted),
-        tuple(notes),
+        (*notes, *_unusable(wanted, changes, there.versions)),
         installed=there.versions,
         unpack=unpack,
     )
@@ -259,6 +260,7 @@ def _plan(
     _require_as_named(changes, wanted, there.versions)
     if uv.ignored:
         notes = [*notes, f"settings of pip that uv has no equal for: {', '.join(uv.ignored)}"]
+    notes = [*notes, *_unusable(wanted, changes, there.versions)]
     options = () if allow_source else _build_only(named.values())
     return InstallPlan(
         action, environment, changes, tuple(wanted), tuple(notes), lock, options, there.versions
@@ -329,6 +331,21 @@ def _version_at(url: str) -> str:
 def file_name(source: str) -> str:
     """The file at the end of a path or an address, without the query."""
     return unquote(urlsplit(source).path).rpartition("/")[2]
+
+
+def _unusable(
+    wanted: Iterable[Target], changes: Iterable[Change], installed: Mapping[str, str]
+) -> Iterator[str]:
+    """Why the backend for NVIDIA GPUs would not run; a torch without `+cpu` may lack CUDA, too."""
+    torch = {**installed, **{each.name: each.after for each in changes}}.get("torch") or ""
+    planned = NVIDIA.backend in [target.id for target in wanted]
+    if planned and NVIDIA not in accelerators():
+        yield f"{NVIDIA.backend} does not run without {NVIDIA.name}: {hardware_remedy(NVIDIA.tag)}"
+    elif planned and torch.endswith("+cpu"):
+        yield f"{NVIDIA.backend} does not run with torch {torch}, a build without CUDA: " + (
+            f"pip uninstall torch, then pip install torch=={torch.removesuffix('+cpu')} "
+            "--index-url https://download.pytorch.org/whl/cuXXX (cu126 for CUDA 12.6)"
+        )
 
 
 # --- refusals -------------------------------------------------------------------------------------
