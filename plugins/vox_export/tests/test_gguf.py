@@ -150,6 +150,15 @@ def test_bfloat16_weights_are_rounded_as_gguf_rounds(monkeypatch) -> None:
         assert stored.nbytes == len(file.getvalue())
 
 
+def test_every_bfloat16_becomes_the_number_that_gguf_makes_of_it() -> None:
+    numbers = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+    with np.errstate(all="ignore"):
+        rows = numbers[np.isfinite(numbers)].reshape(2, -1)
+        for kind in (Kind.BF16, Kind.F16, Kind.F32):
+            Stored(rows, kind).tofile(file := io.BytesIO())
+            assert file.getvalue() == quantize(rows.astype(np.float32), kind).tobytes()
+
+
 def test_a_large_tensor_is_not_held_in_the_format_of_the_file(monkeypatch) -> None:
     monkeypatch.setattr(gguf_file, "CHUNK", 1 << 16)
     rows = np.ones((1024, 1024), ml_dtypes.bfloat16)  # 4 MB in float32
