@@ -32,8 +32,9 @@ from vox_core.errors import VoxError
 from vox_core.run.load import prompt_text, prompt_tokens
 from vox_core.run.reference import resolve_reference
 from vox_export import llama_cpp, quality
+from vox_export.child import full_config
 from vox_export.export import require_same_template, write_gguf
-from vox_export.gguf_file import full_config, write_lora
+from vox_export.gguf_file import write_lora
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -41,8 +41,8 @@ from tests.parity.interchange import (
 from vox_core.adapter.mlx import write_mlx_adapter
 from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import parameter_names
-from vox_core.api.generating import load_tokenizer
 from vox_core.api.models import plain_copy
+from vox_core.api.tokenizers import load_tokenizer
 from vox_core.config import ExportSettings, validate
 from vox_core.contract import AdapterState
 from vox_core.errors import ProofError

@@ -12,6 +12,7 @@
     serving.py    servers: address, API key, signals
     settings.py   sections of vox.toml
     runs.py       run folders and telemetry
+    tokenizers.py    tokenizers, child processes
 
 tests/architecture/test_imports.py keeps plugins to these modules.
 """

@@ -4,12 +4,6 @@ from vox_core.config import GenerateSettings as GenerateSettings
 from vox_core.run.answers import Conversation as Conversation, conversation_of as conversation_of
 from vox_core.data.messages import Message as Message
 from vox_core.data.messages import tool_calls as tool_calls, tool_schemas as tool_schemas
-from vox_core.data.tokenizer import (
-    end_of_turn_ids as end_of_turn_ids,
-    load_tokenizer as load_tokenizer,
-    template_source as template_source,
-)
-from vox_core.data.worker import Worker as Worker, WorkerDied as WorkerDied
 from vox_core.run.generate import (
     Finish as Finish,
     Generator as Generator,

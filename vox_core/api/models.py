@@ -15,7 +15,6 @@ from vox_core.adapter.targets import (
     require_fit as require_fit,
 )
 from vox_core.config import ExportSettings as ExportSettings, MergeSettings as MergeSettings
-from vox_core.data.tokenizer import load_tokenizer as load_tokenizer
 from vox_core.digests import TOKENIZER_FILES as TOKENIZER_FILES
 from vox_core.host import Request as Request, choose as choose
 from vox_core.host.load import Backend as Backend

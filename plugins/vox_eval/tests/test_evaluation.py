@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from vox_core.api.commands import EvalSettings
-from vox_core.api.models import load_tokenizer
 from vox_core.api.runs import RunFolder, locked
+from vox_core.api.tokenizers import load_tokenizer
 from vox_core.contract import Notice
 from vox_core.errors import PluginError, TrainingError, VoxError
 from vox_eval import evaluation

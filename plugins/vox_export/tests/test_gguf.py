@@ -36,7 +36,7 @@ from vox_core.models import converted
 from vox_core.run.reference import ModelReference, resolve_reference
 from vox_core.run.train import train
 from vox_core.weights import WeightFolder
-from vox_export import gguf_file, llama_cpp, quality
+from vox_export import child, gguf_file, llama_cpp, quality
 from vox_export.export import export, read_lora, require_same_template, write_gguf
 from vox_export.gguf_file import FORMATS, ModelFile, Stored, write_lora
 from vox_export.layout import LAYOUTS, in_pairs
@@ -258,6 +258,13 @@ def test_a_template_with_another_default_than_llama_cpps_is_refused(name) -> Non
         require_same_template(tokenizer(name))
 
 
+def in_a_new_process(program: str, *arguments: object) -> tuple[str, str]:
+    """Run a program; return what it wrote to its two outputs."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    return done.stdout.strip(), done.stderr
+
+
 def test_a_conversion_imports_neither_torch_nor_transformers(model, tmp_path) -> None:
     program = (
         "import sys; from pathlib import Path; from vox_export.export import write_gguf;"
@@ -266,10 +273,34 @@ def test_a_conversion_imports_neither_torch_nor_transformers(model, tmp_path) ->
         "print({'torch', 'transformers'} & {*sys.modules});"
         "import os; os.waitpid(-1, 0)"  # fails: the child has ended
     )
-    command = [sys.executable, "-c", program, str(model("llama")), str(tmp_path / "m.gguf")]
-    done = subprocess.run(command, capture_output=True, check=False)
-    assert done.stdout.strip() == b"set()"
-    assert b"ChildProcessError" in done.stderr
+    said, failed = in_a_new_process(program, model("llama"), tmp_path / "m.gguf")
+    assert said == "set()"
+    assert "ChildProcessError" in failed
+
+
+def test_what_the_child_cannot_read_is_this_processs_error(model) -> None:
+    folder = model("llama")
+    spoilt_tokenizer(folder, lambda described: described.update(normalizer={"type": "Lowercase"}))
+    program = (
+        "import sys; from pathlib import Path; from vox_export import child, vocabulary\n"
+        "try: child.without_torch(vocabulary.vocabulary_in, Path(sys.argv[1]), 260)\n"
+        "except Exception as error: print(error.code, error.faults, len(child._child))"
+    )
+    assert in_a_new_process(program, folder)[0] == "VOX-M002 ('the normalizer Lowercase',) 1"
+
+
+def test_the_child_imports_neither_models_nor_generation() -> None:
+    program = "import sys, vox_export.child, vox_export.vocabulary; print(*sys.modules)"
+    imported = set(in_a_new_process(program)[0].split())
+    assert "vox_core.api.tokenizers" in imported
+    assert not imported & {"pydantic", "safetensors", "vox_core.api.models", "vox_core.run"}
+
+
+def test_a_process_that_has_transformers_needs_no_child(model, monkeypatch) -> None:
+    monkeypatch.setattr(child, "_child", [])
+    load_tokenizer(folder := model("llama"))
+    assert child.full_config(folder)["model_type"] == "llama"
+    assert not child._child
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 export.py       `vox export`: GGUF, Ollama, mlx-lm, LoRA as GGUF
   layout.py       metadata and tensors of each family in GGUF
   vocabulary.py   a tokenizer in GGUF
+  child.py        configuration and tokenizer, read in a child process
   gguf_file.py    the files, tensor by tensor
   ollama.py       a chat template as Ollama's
   llama_cpp.py    llama.cpp as it is installed

@@ -35,10 +35,10 @@ from vox_core.api.models import (
     carried,
     choose,
     distance,
-    load_tokenizer,
     probe_logits,
     probe_tokens,
 )
+from vox_core.api.tokenizers import load_tokenizer
 from vox_core.contract import AdapterState, LoadJob, Method
 from vox_core.errors import BackendError, ProofError
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from vox_core.api.commands import ExportSettings
 from vox_core.api.files import atomic_folder, read_json, require_absent, write_json, write_text
-from vox_core.api.generating import end_of_turn_ids, load_tokenizer, prompt_text, template_source
+from vox_core.api.generating import prompt_text
 from vox_core.api.models import (
     MergeSettings,
     ModelReference,
@@ -31,28 +31,23 @@ from vox_core.api.models import (
     resolve_reference,
 )
 from vox_core.api.settings import did_you_mean
+from vox_core.api.tokenizers import end_of_turn_ids, load_tokenizer, template_source
 from vox_core.contract import AdapterState, Notice, WriteModelJob
 from vox_core.errors import AdapterError, ConfigError, ModelError, StorageError
 from vox_export import convert as adapters
 from vox_export import llama_cpp, ollama, quality
+from vox_export.child import end_child, full_config, without_torch
 from vox_export.equivalence import require_same_update
 from vox_export.gguf_file import (
     FORMATS,
     ModelFile,
-    full_config,
     require_layout,
     require_lora,
     window_note,
     write_lora,
 )
 from vox_export.requantise import mlx_lm_config, requantise, require_quantisable
-from vox_export.vocabulary import (
-    Vocabulary,
-    end_child,
-    read_vocabulary,
-    vocabulary_in,
-    without_torch,
-)
+from vox_export.vocabulary import Vocabulary, read_vocabulary, vocabulary_in
 from vox_formats.gguf_model import GgufSource
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from gguf.quants import quantize
 from vox_core.api.files import read_json
 from vox_core.api.models import ModelReference
 from vox_core.errors import AdapterError, ModelError
+from vox_export.child import full_config
 from vox_export.layout import LAYOUTS, Array, Change, Config, Layout, is_vocabulary
-from vox_export.requantise import transformers_config
-from vox_export.vocabulary import Vocabulary, without_torch
+from vox_export.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from vox_core.contract import AdapterState, LowRank
@@ -242,16 +242,6 @@ def write_lora(path: Path, source: ModelReference, name: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def full_config(folder: Path) -> Config:
-    """Return every setting of a model, with transformers' defaults for those left out."""
-    return without_torch(_full_config, folder)
-
-
-def _full_config(folder: Path) -> Config:
-    config = read_json(folder / "config.json")
-    return {**config, **transformers_config(config, folder).to_dict()}
 
 
 def require_layout(source: ModelReference, config: Config) -> Layout:

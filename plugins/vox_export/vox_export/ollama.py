@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from vox_core.api.generating import prompt_text, template_source
+from vox_core.api.generating import prompt_text
+from vox_core.api.tokenizers import template_source
 from vox_core.errors import DataError, ModelError
 
 if TYPE_CHECKING:

@@ -43,12 +43,12 @@ from vox_core.api.models import (
     TensorInfo,
     Weights,
     choose,
-    load_tokenizer,
     plain_copy,
     probe_tokens,
     read_probe,
     write_checkpoint,
 )
+from vox_core.api.tokenizers import load_tokenizer
 from vox_core.contract import LoadJob
 from vox_core.errors import ProofError
 from vox_export import llama_cpp

@@ -27,13 +27,13 @@ from vox_core.api.models import (
 )
 from vox_core.contract import Quant
 from vox_core.errors import ModelError, PlanError, ProofError
+from vox_export.child import transformers_config
 from vox_formats import FormatError
 from vox_formats.mlx_model import mlx_config, window
 from vox_formats.quant import MLX_FORMATS, MlxFormat, Packed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from transformers import PretrainedConfig
 
 
 def require_quantisable(model: Path, name: str) -> None:
@@ -99,20 +99,6 @@ def shorter_window(size: int | None, config: Mapping[str, Any]) -> int | None:
     """Return the window `size` if the model has more positions, else None."""
     longest = positions(config)
     return size if size is not None and (longest is None or size < longest) else None
-
-
-def transformers_config(config: Mapping[str, Any], folder: Path) -> PretrainedConfig:
-    """Return every setting of the family, as transformers reads `config`.
-
-    Raises:
-        ModelError: M002.
-    """
-    from transformers import CONFIG_MAPPING
-
-    try:
-        return CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
-    except Exception as error:
-        raise _refused("transformers cannot read the configuration", folder, error) from error
 
 
 def _defaults(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -11,26 +11,21 @@ Every token that ends an answer in vox becomes one of them.
 
 from __future__ import annotations
 
-import atexit
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gguf import GGUFWriter, TokenType
 
-from vox_core.api.generating import Worker, WorkerDied, end_of_turn_ids, load_tokenizer
+from vox_core.api.tokenizers import end_of_turn_ids, load_tokenizer
 from vox_core.errors import ModelError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from transformers import PreTrainedTokenizerBase
-
-R = TypeVar("R")
-
-_child: list[Worker] = []
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -118,35 +113,6 @@ class Vocabulary:
             writer.add_chat_template(
                 [{"name": name, "template": text} for name, text in self.template.items()]
             )
-
-
-def without_torch(function: Callable[..., R], *args: Any) -> R:
-    """Call a top-level function in a child process, where transformers does not import torch.
-
-    Where that fails, `function` runs in this process, and raises its own error. The child serves
-    until `end_child`.
-    """
-    if (child := next(iter(_child), None)) is None:
-        atexit.register(end_child)
-        _child.append(child := Worker())
-    try:
-        made = child(_attempt, function, *args)
-    except WorkerDied:
-        made = None
-    return function(*args) if made is None else made
-
-
-def end_child() -> None:
-    """End the child of `without_torch`, whose memory is as much as that of a conversion."""
-    while _child:
-        _child.pop().close()
-
-
-def _attempt(function: Callable[..., R], *args: Any) -> R | None:
-    try:
-        return function(*args)
-    except Exception:  # noqa: BLE001 (raised again by the caller: few errors can be pickled)
-        return None
 
 
 def vocabulary_in(folder: Path, size: int) -> Vocabulary:

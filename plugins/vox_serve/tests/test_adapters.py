@@ -11,7 +11,8 @@ import pytest
 from plugins.vox_serve.tests.alphabet import SECONDS, Alphabet, wait_until
 from safetensors.numpy import load_file, save_file
 
-from vox_core.api.generating import Generator, Sampling, load_tokenizer
+from vox_core.api.generating import Generator, Sampling
+from vox_core.api.tokenizers import load_tokenizer
 from vox_core.config import GenerateSettings, validate
 from vox_core.run.folder import PROBE
 from vox_core.run.load import OpenModel

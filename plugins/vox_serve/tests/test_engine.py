@@ -21,8 +21,9 @@ import uvicorn
 from plugins.vox_serve.tests.alphabet import SECONDS, Alphabet, wait_until
 from starlette.testclient import TestClient
 
-from vox_core.api.generating import Generator, Sampling, load_tokenizer
+from vox_core.api.generating import Generator, Sampling
 from vox_core.api.serving import listening
+from vox_core.api.tokenizers import load_tokenizer
 from vox_serve.app import Api, Limits
 from vox_serve.engine import Answer, Engine, EngineFailed
 from vox_serve.served import Served

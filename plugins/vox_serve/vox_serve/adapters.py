@@ -22,8 +22,9 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 
-from vox_core.api.generating import OpenBase, load_tokenizer
+from vox_core.api.generating import OpenBase
 from vox_core.api.models import read_probe, resolve_reference
+from vox_core.api.tokenizers import load_tokenizer
 from vox_core.errors import ProofError, VoxError
 from vox_serve.engine import Engine, EngineFailed
 from vox_serve.guard import json_response, read_body

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vox_core.api.generating import AnswerText, Message, load_tokenizer
+from vox_core.api.generating import AnswerText, Message
 from vox_core.api.models import (
     AdapterProbe,
     ModelReference,
@@ -30,6 +30,7 @@ from vox_core.api.models import (
     token_log_probs,
 )
 from vox_core.api.rows import Record, Renderer, special_ids
+from vox_core.api.tokenizers import load_tokenizer
 from vox_core.contract import DType, Model
 from vox_core.errors import AdapterError, ConfigError, ProofError
 from vox_serve.grammar import (

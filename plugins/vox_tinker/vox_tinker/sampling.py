@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tinker import types
 
-from vox_core.api.generating import AnswerText, Prompt, Sampling, end_of_turn_ids
+from vox_core.api.generating import AnswerText, Prompt, Sampling
 from vox_core.api.models import positions, resolve_reference
 from vox_core.api.plans import vocabulary_size
 from vox_core.api.rows import special_ids
+from vox_core.api.tokenizers import end_of_turn_ids
 from vox_core.contract import Batch
 from vox_tinker.engine import Engine, Row
 from vox_tinker.futures import Answer, Refused, failure, outcome

@@ -1,0 +1,8 @@
+"""A model folder's tokenizer, and functions in a child process; imports nothing of generation."""
+
+from vox_core.data.tokenizer import (
+    end_of_turn_ids as end_of_turn_ids,
+    load_tokenizer as load_tokenizer,
+    template_source as template_source,
+)
+from vox_core.data.worker import Worker as Worker, WorkerDied as WorkerDied
