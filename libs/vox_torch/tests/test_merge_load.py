@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import shutil
 import weakref
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import torch
 from libs.vox_torch.tests import jobs
 from libs.vox_torch.tests.jobs import documents, plan, start, step, train
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
 
 from vox_core.adapter.peft import peft_config
 from vox_core.adapter.targets import linear_modules
@@ -41,6 +43,17 @@ def trained(tiny, family, method, **options):
     steps = [step(n, [documents(3, seed=n)], lr=1e-2) for n in range(1, 4)]
     state, _ = train(folder, steps, made)
     return folder, state.adapter
+
+
+def with_biases(folder, made):
+    """Copy a model; its biases, zeros when transformers makes them, are drawn."""
+    shutil.copytree(folder, made)
+    tensors, draw = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
+    for name, tensor in tensors.items():
+        if name.endswith(".bias"):
+            tensor.normal_(generator=draw)
+    save_file(tensors, made / "model.safetensors", {"format": "pt"})
+    return made
 
 
 def relative(a, b) -> float:
@@ -167,9 +180,10 @@ def plain(monkeypatch):
 @pytest.mark.parametrize("family", ["llama", "qwen2"])  # without and with biases
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_prepacked_weights_change_no_number_but_the_order_of_sums(
-    tiny, family, method, dtype, plain
+    tiny, tmp_path, family, method, dtype, plain
 ):
     folder, adapter = trained(tiny, family, method)
+    folder = with_biases(folder, tmp_path / "biased")
     torch_own = plain(folder, adapter, dtype)
     model = load(LoadJob(folder, dtype), CPU)
     model.add_adapter("a", adapter)
@@ -194,9 +208,10 @@ def test_prepacked_weights_change_no_number_but_the_order_of_sums(
 
 @pytest.mark.parametrize("names", ["abcd", "c"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_layers_of_one_product_have_adapters_of_their_own(tiny, dtype, names, plain):
+def test_layers_of_one_product_have_adapters_of_their_own(tiny, tmp_path, dtype, names, plain):
     """Query, key and value are one product; adapters are on all, some, others or none of them."""
     folder, whole = trained(tiny, "qwen2", "lora")
+    folder = with_biases(folder, tmp_path / "biased")
     dora = trained(tiny, "qwen2", "dora")[1]
 
     def only(state, *paths: str):
@@ -222,8 +237,28 @@ def test_layers_of_one_product_have_adapters_of_their_own(tiny, dtype, names, pl
         model.remove_adapter(names[0])
         scores += [model.log_probs(batch, name) for name in (None, *names[1:])]
         found.append(np.concatenate([*steps[0].values(), *steps[1].values(), *scores]))
-    # A product over zeros for another layer's ranks has other sums: a rounding of bfloat16 each.
-    assert relative(*found) < (2.0**-8 if dtype == "bf16" else LOGITS)
+    assert np.array_equal(*found) if dtype == "bf16" else relative(*found) < LOGITS
+
+
+def test_a_model_keeps_the_parts_of_one_product_at_most(tiny):
+    """An adapter on the value alone: the query's part, computed without it, is never taken."""
+    folder, whole = trained(tiny, "llama", "lora")
+    model = load(LoadJob(folder, "fp32"), CPU)
+    kept = {path: each for path, each in whole.modules.items() if path.endswith("v_proj")}
+    model.add_adapter("a", replace(whole, modules=kept))
+    packed = [each for each in model._adapters.base.modules() if isinstance(each, PrepackedLinear)]
+
+    def holding() -> int:
+        latest = {id(each.product._latest): each.product._latest for each in packed}
+        return sum(bool(each.parts) for each in latest.values())
+
+    model.log_probs(jobs.batch(documents(2, seed=1)), "a")
+    assert holding() <= 1
+    for row, name in enumerate(("a", None)):
+        model.insert(row, TOKENS, name)
+    model.advance({})
+    model.advance({0: 5, 1: 6})
+    assert holding() <= 1
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])  # with a head of its own, and a tied one
@@ -254,10 +289,10 @@ def test_one_product_at_a_time_is_held_twice(tiny, monkeypatch, dtype):
     kept, packed = [], []
 
     class Counted(prepacked.Product):
-        def __init__(self, layers, weight_SI):
+        def __init__(self, layers, *given):
             packed.extend(layers)
             kept.append(sum(each() is not None for each in before) + len(packed))
-            super().__init__(layers, weight_SI)
+            super().__init__(layers, *given)
 
     monkeypatch.setattr(prepacked, "Product", Counted)
     prepack(base)

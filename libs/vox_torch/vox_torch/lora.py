@@ -109,13 +109,14 @@ def _prepacked(product: Product, key: str, x: torch.Tensor) -> torch.Tensor:
     """Return `x W^T + b` with the updates of an adapter, of all layers of a product."""
     x_XI = x.reshape(-1, x.shape[-1])
     update_XS = x_XI.new_zeros(len(x_XI), sum(product.sizes))
-    for number, update_XO in enumerate(update_XS.split(product.sizes, dim=1)):
-        layer = product.adapted.get(number)
-        if layer and _selected(layer) == key and _reason_why_not(layer, key) is None:
+    parts, adapted = update_XS.split(product.sizes, dim=1), []
+    for number, layer in product.adapted.items():
+        if _selected(layer) == key and _reason_why_not(layer, key) is None:
             A_RI, B_OR = layer.lora_A[key].weight, layer.lora_B[key].weight
-            update_XO.copy_(scaled(x_XI @ A_RI.T, B_OR.T, layer.scaling[key]))
-    y_XS = product.onto(update_XS, x_XI)
-    y_XS = y_XS if product.bias is None else y_XS.add_(product.bias)
+            parts[number].copy_(scaled(x_XI @ A_RI.T, B_OR.T, layer.scaling[key]))
+            adapted.append(number)
+    y_XS = product.onto(update_XS, x_XI, adapted)
+    product.add_bias(y_XS, adapted)
     return y_XS.view(*x.shape[:-1], -1)
 
 

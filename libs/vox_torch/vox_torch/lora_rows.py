@@ -217,8 +217,9 @@ class RowAdapters:
         if update_NO is None:
             y: torch.Tensor = base(x)
             return y
+        adapted = [i for i, (layer, _) in enumerate(layers) if any(_has(layer, n) for n in names)]
         if isinstance(base, Product):
-            y_NO = base.onto(update_NO, x_NI)
+            y_NO = base.onto(update_NO, x_NI, adapted)
         elif type(layers[0][0]) is Linear:
             y_NO = onto(update_NO, x_NI, weight_of(base)())
         else:
@@ -227,7 +228,9 @@ class RowAdapters:
             for name, y_MO in zip(names, y_NO.split(counts), strict=True):
                 if name in values.gains:
                     y_MO.mul_(values.gains[name])
-        if base.bias is not None:
+        if isinstance(base, Product):
+            base.add_bias(y_NO, adapted)
+        elif base.bias is not None:
             y_NO.add_(base.bias)
         return y_NO.view(*x.shape[:-1], -1)
 

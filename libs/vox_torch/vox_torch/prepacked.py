@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -35,6 +36,16 @@ _onednn = torch.ops.mkldnn
 _NAMES = ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
 
 
+@dataclass
+class _Latest:
+    """The product of a model that was computed last, and the parts that no layer has taken yet."""
+
+    of: Product | None = None
+    x: torch.Tensor | None = None
+    owner: object = None
+    parts: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
 class Product:
     """Linear layers with the same input, such as query, key and value, as one product.
 
@@ -43,24 +54,24 @@ class Product:
 
     Args:
         weight_SI: of all layers, side by side.
+        latest: shared by the products of a model, so at most one keeps parts that are not taken.
 
     Attributes:
-        bias: of all layers, (S,); None if they have none.
         sizes: output features of each layer.
         adapted: PEFT's layers over these, by their number among them.
     """
 
-    def __init__(self, layers: Sequence[PrepackedLinear], weight_SI: torch.Tensor) -> None:
+    def __init__(
+        self, layers: Sequence[PrepackedLinear], weight_SI: torch.Tensor, latest: _Latest
+    ) -> None:
         self._packed_SI = _onednn._reorder_linear_weight(weight_SI, None)
-        biases = [each.bias for each in layers]
-        self.bias = None if biases[0] is None else torch.cat(biases)
+        self._biases = [each.bias for each in layers]
+        self._bias_S = None if self._biases[0] is None else torch.cat(self._biases)
         self.sizes = [each.out_features for each in layers]
         self.adapted: dict[int, Any] = {}
+        self._latest = latest
         for number, layer in enumerate(layers):
             layer.product, layer.number = self, number
-        self._x: torch.Tensor | None = None
-        self._owner: object = None
-        self._parts: dict[int, torch.Tensor] = {}
 
     def part(
         self,
@@ -76,28 +87,48 @@ class Product:
             owner: the same object for each layer of one such computation; parts of another are
                 not used.
         """
-        if self._x is not x or number not in self._parts or owner not in (None, self._owner):
+        last = self._latest
+        usable = last.of is self and last.x is x and owner in (None, last.owner)
+        if not usable or number not in last.parts:
+            last.parts = {}  # another product's, before there are more
             parts = (compute() if compute else self(x)).split(self.sizes, dim=-1)
-            self._x, self._owner, self._parts = x, owner, dict(enumerate(parts))
-        part = self._parts.pop(number)
-        if not self._parts:
-            self._x = None
+            last.of, last.x, last.owner, last.parts = self, x, owner, dict(enumerate(parts))
+        part = last.parts.pop(number)
+        if not last.parts:
+            last.x = None
         return part
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x W^T + b` of all layers, without a gradient."""
-        y: torch.Tensor = _onednn._linear_pointwise(x, self._packed_SI, self.bias, "none", [], "")
+        y: torch.Tensor = _onednn._linear_pointwise(
+            x, self._packed_SI, self._bias_S, "none", [], ""
+        )
         return y
 
-    def onto(self, y_XS: torch.Tensor, x_XI: torch.Tensor) -> torch.Tensor:
-        """Return `y + x W^T` of all layers, rounded once."""
+    def onto(
+        self, update_XS: torch.Tensor, x_XI: torch.Tensor, adapted: Collection[int]
+    ) -> torch.Tensor:
+        """Return `update + x W^T` of all layers, rounded once.
+
+        Args:
+            update_XS: zeros for layers that are not adapted; their bias is added to it.
+            adapted: numbers of layers whose bias comes later (`add_bias`).
+        """
+        self.add_bias(update_XS, {*range(len(self.sizes))} - {*adapted})
         sum_XS: torch.Tensor = _onednn._linear_pointwise.binary(
-            x_XI, y_XS, self._packed_SI, None, "add"
+            x_XI, update_XS, self._packed_SI, None, "add"
         )
         return sum_XS
 
+    def add_bias(self, y_XS: torch.Tensor, numbers: Collection[int]) -> None:
+        """Add the bias of some layers in place."""
+        if self._bias_S is not None:
+            parts = y_XS.split(self.sizes, dim=-1)
+            for number in numbers:
+                parts[number].add_(self._biases[number])
+
     def weight(self, number: int) -> torch.Tensor:
-        """Return the weight (O, I) of a layer in torch's layout."""
+        """Return the weight (O, I) of a layer in torch's layout; it is unpacked with the others."""
         plain_SI: torch.Tensor = self._packed_SI.to_dense()
         return plain_SI.split(self.sizes)[number]
 
@@ -144,11 +175,11 @@ def prepack(model: nn.Module) -> None:
     A head that shares its weight with the embedding stays: it would need a second copy.
     """
     shared = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
-    paths = [path for path, _ in model.named_modules()]
+    paths, latest = [path for path, _ in model.named_modules()], _Latest()
     with no_holes():
         for parent in map(model.get_submodule, paths):
             for names in _products(parent, shared):  # no weights are held twice but those of one
-                Product(*_taken(parent, names))
+                Product(*_taken(parent, names), latest)
 
 
 def _products(parent: nn.Module, shared: set[int]) -> list[tuple[str, ...]]:
