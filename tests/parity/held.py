@@ -82,7 +82,7 @@ def go_on(
 ) -> Trained:
     """The steps given, from any state; every so many of them a state is kept, if that is not 0."""
     made, done, kept = jobs.plan(folder, **plan), list[StepDone](), list[TrainState]()
-    with learning(hooks(backend), made, folder, start, steps, Recorder(folder)) as learner:
+    with learning(hooks(backend), made, folder, start, steps, Recorder()) as learner:
         for step in steps:
             taken = learner.take(step)
             assert isinstance(taken, StepDone)
@@ -137,7 +137,7 @@ def loaded(
     backend: str, folder: Path, state: AdapterState | None = None
 ) -> Iterator[tuple[Model, str | None]]:
     """A model in float32, and the name of its adapter."""
-    with closing(hooks(backend).vox_load(LoadJob(folder, "fp32"), Recorder(folder))) as model:
+    with closing(hooks(backend).vox_load(LoadJob(folder, "fp32"), Recorder())) as model:
         if state is not None:
             model.add_adapter("adapter", state)
         yield model, state and "adapter"

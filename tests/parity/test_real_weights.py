@@ -127,7 +127,7 @@ def trained(
         Step(number, (jobs.batch(some),), weight(some), LR)
         for number, some in enumerate(groups[:count], start=1)
     ]
-    context, validation = Recorder(folder), [jobs.batch(others)]
+    context, validation = Recorder(), [jobs.batch(others)]
     with held.learning(held.hooks(backend), made, folder, start, steps, context) as learner:
         before = learner.evaluate(validation)
         losses = [learner.take(step).loss for step in steps]

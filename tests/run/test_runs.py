@@ -35,7 +35,6 @@ from vox_core.contract import (
 )
 from vox_core.data.formats import keep_stdin
 from vox_core.errors import AdapterError, InputError, ProofError, StorageError
-from vox_core.host.load import Context
 from vox_core.run import checkpoint
 from vox_core.run.load import open_model
 from vox_core.run.merge import merge
@@ -331,7 +330,7 @@ def rewritten(run, change) -> None:
 
 
 def test_a_killed_process_leaves_no_temporary_folder(tiny, settings, tmp_path, monkeypatch):
-    """Nothing is there while it works, unless the backend uses `scratch`."""
+    """None is there while it works."""
     place = tmp_path / "temporary"
     place.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(place))
@@ -343,11 +342,6 @@ def test_a_killed_process_leaves_no_temporary_folder(tiny, settings, tmp_path, m
         there += place.glob("vox-*")
     merge(run, MergeSettings(), observe=lambda _: there.extend(place.glob("vox-*")))
     assert there == []
-    context = Context()
-    (context.scratch / "file").touch()
-    assert [*place.glob("vox-*")] == [context.scratch]
-    del context
-    assert [*place.glob("vox-*")] == []
 
 
 def test_loading_is_announced_before_it_begins(tiny, settings, tmp_path, monkeypatch):

@@ -161,11 +161,6 @@ class RunContext(Protocol):
     """Services of the core for a working backend."""
 
     @property
-    def scratch(self) -> Path:
-        """A folder for temporary files, removed after the job."""
-        ...
-
-    @property
     def world(self) -> World: ...
 
     def emit(self, event: Event) -> None:

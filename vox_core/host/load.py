@@ -18,16 +18,11 @@ from __future__ import annotations
 
 import inspect
 import os
-import shutil
 import sys
-import tempfile
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 import pluggy
@@ -124,19 +119,12 @@ def ignore(_event: Event) -> None:
     """Observe nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Context:
     """`vox_core.contract.RunContext` of a process."""
 
     emit: Observe = ignore
     world: World = field(default_factory=World)
-
-    @cached_property
-    def scratch(self) -> Path:
-        """Made at its first use, as a process that is killed leaves it."""
-        folder = tempfile.mkdtemp(prefix="vox-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        return Path(folder)
 
 
 LAUNCHED = "VOX_LAUNCHED"

@@ -41,7 +41,7 @@ def test_losses_and_adapters_are_torchs(
     made = replace(made, contract=replace(contract, adapter=whole), saved={n: n for n in saved})
     runs = []
     for backend in (numpy_backend, cpu.backend):
-        trainer = backend.vox_train(TrainJob(made, folder), Recorder(tmp_path))
+        trainer = backend.vox_train(TrainJob(made, folder), Recorder())
         learner = Learner(trainer, begin, contract.optimizer, contract.seed)
         events = [learner.take(step) for step in curve(STEPS, groups=2)]
         runs.append((losses(events), learner.state()))

@@ -32,7 +32,7 @@ class Quantising:
         quant = job.plan.contract.quant
         if quant == "none":
             return self._right(job, context)
-        with tempfile.TemporaryDirectory(dir=context.scratch) as folder:
+        with tempfile.TemporaryDirectory() as folder:
             shutil.copytree(job.model, folder, dirs_exist_ok=True)
             weights = WeightFolder(job.model)
             reached = quantised_modules(weights.tensors, "llama", quant)

@@ -84,7 +84,7 @@ def vox_subject(vox_declared: Declared, tmp_path_factory: pytest.TempPathFactory
 
     backend = load_backend(vox_declared.found, "load")
     model = _make_model(vox_declared, tmp_path_factory.mktemp("model"))
-    return Subject(vox_declared, backend, model, tmp_path_factory.mktemp("scratch"))
+    return Subject(vox_declared, backend, model)
 
 
 def _declared(node: pytest.Item | pytest.Collector) -> Declared:

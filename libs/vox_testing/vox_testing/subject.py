@@ -91,7 +91,6 @@ def find(backend_id: str) -> Found:
 class Recorder:
     """A `RunContext` that records the notices of a backend."""
 
-    scratch: Path
     world: World = field(default_factory=World)
     events: list[Event] = field(default_factory=list)
 
@@ -175,7 +174,6 @@ class Subject:
     declared: Declared
     backend: Backend
     model: Path
-    scratch: Path
 
     @property
     def on_cpu(self) -> bool:
@@ -228,7 +226,7 @@ class Subject:
         """Open a trainer without a learner, for this subject's model or another."""
         document = probe_document(steps[0].batches) if steps else None
         job = TrainJob(plan or self.plan(), model or self.model, document)
-        trainer = self.backend.train(job, Recorder(self.scratch))
+        trainer = self.backend.train(job, Recorder())
         try:
             yield trainer
         finally:
@@ -274,7 +272,7 @@ class Subject:
     ) -> Iterator[Model]:
         """Load a model, in `dtype` or in this subject's, with adapters named `a`, `b`, ..."""
         job = LoadJob(model or self.model, dtype or self.dtype, streamed=streamed)
-        made = self.backend.load(job, Recorder(self.scratch))
+        made = self.backend.load(job, Recorder())
         try:
             for name, adapter in zip("abcdefgh", adapters, strict=False):
                 made.add_adapter(name, adapter)
@@ -291,4 +289,4 @@ class Subject:
     ) -> list[tuple[str, NDArray[Any]]]:
         """Merge `targets`, all of them into memory."""
         job = MergeJob(adapter, tuple(targets), read, dtype)
-        return list(self.backend.merge(job, Recorder(self.scratch)).tensors)
+        return list(self.backend.merge(job, Recorder()).tensors)

@@ -28,8 +28,7 @@ class Context:
 
     world = World()
 
-    def __init__(self, scratch: Path) -> None:
-        self.scratch = scratch
+    def __init__(self) -> None:
         self.events: list[Event] = []
 
     def emit(self, event: Event) -> None:
@@ -44,7 +43,7 @@ def open_trainer(
     profile: DeviceProfile | None = None,
 ) -> tuple[TorchTrainer, list[Event]]:
     """Return a trainer without learners, and the events that it will report."""
-    context = Context(folder)
+    context = Context()
     document = probe_document(steps[0].batches) if steps else None
     job = TrainJob(made or plan(folder), folder, document)
     return TorchTrainer(job, context, profile or DeviceProfile("cpu")), context.events

@@ -29,6 +29,9 @@ from vox_torch.profile import DeviceProfile
 # One float32 forward against another of the same formula, summed in another order: the largest
 # relative difference of logits seen over families and methods is 2e-6.
 LOGITS = 2e-5
+
+ROUNDING = 2.0**-8
+"""One rounding to bfloat16, of every logit."""
 TOKENS = np.arange(5, 37, dtype=np.int64)
 
 
@@ -182,12 +185,15 @@ def test_prepacked_weights_change_no_number_but_the_order_of_sums(
             else relative(found, expected) < LOGITS
         )
 
+    def close(found, expected):  # adapters' sums, in float32, have another order
+        assert relative(found, expected) < (ROUNDING if dtype == "bf16" else LOGITS)
+
     for name in (None, "a"):
         same(model.logits(TOKENS, name), torch_own.logits(TOKENS, name))
         same(model.log_probs(batch, name), torch_own.log_probs(batch, name))
         model.insert(0, TOKENS, name)
         torch_own.insert(0, TOKENS, name)
-        same(model.advance({})[0], torch_own.advance({})[0])
+        (close if name else same)(model.advance({})[0], torch_own.advance({})[0])
         model.remove(0)
         torch_own.remove(0)
 
@@ -211,21 +217,24 @@ def test_layers_of_one_product_have_adapters_of_their_own(tiny, dtype, names, pl
     }
     models = [plain(folder, adapters[names[0]], dtype, names[0]), load(LoadJob(folder, dtype), CPU)]
     models[1].add_adapter(names[0], adapters[names[0]])
-    batch, found = jobs.batch(documents(2, seed=1)), []
+    batch, rows, scores = jobs.batch(documents(2, seed=1)), [], []
     for model in models:
         for name in names[1:]:
             model.add_adapter(name, adapters[name])
         for row, name in enumerate((None, *names, *names)):
             model.insert(row, TOKENS[row:], name)
         steps = [model.advance({}), model.advance(dict.fromkeys(range(2 * len(names) + 1), 5))]
-        scores = [model.log_probs(batch, name) for name in (None, *names, names[0])]
+        rows.append(np.concatenate([*steps[0].values(), *steps[1].values()]))
+        before = [model.log_probs(batch, name) for name in (None, *names, names[0])]
         model.remove_adapter(names[0])
-        scores += [model.log_probs(batch, name) for name in (None, *names[1:])]
-        found.append(np.concatenate([*steps[0].values(), *steps[1].values(), *scores]))
-    assert np.array_equal(*found) if dtype == "bf16" else relative(*found) < LOGITS
+        after = [model.log_probs(batch, name) for name in (None, *names[1:])]
+        scores.append(np.concatenate([*before, *after]))
+    assert np.array_equal(*scores) if dtype == "bf16" else relative(*scores) < LOGITS
+    # Adapters' sums, in float32, have another order, and seldom another rounding.
+    assert relative(*rows) < (ROUNDING if dtype == "bf16" else LOGITS)
 
 
-def test_a_model_keeps_the_parts_of_one_product_at_most(tiny):
+def test_no_parts_are_kept_after_a_pass(tiny):
     """An adapter on the value alone: the query's part, computed without it, is never taken."""
     folder, whole = trained(tiny, "llama", "lora")
     model = load(LoadJob(folder, "fp32"), CPU)
@@ -233,17 +242,16 @@ def test_a_model_keeps_the_parts_of_one_product_at_most(tiny):
     model.add_adapter("a", replace(whole, modules=kept))
     packed = [each for each in model._adapters.base.modules() if isinstance(each, PrepackedLinear)]
 
-    def holding() -> int:
-        latest = {id(each.product._latest): each.product._latest for each in packed}
-        return sum(bool(each.parts) for each in latest.values())
+    def kept_parts() -> bool:
+        return any(each.product._latest.parts for each in packed)
 
     model.log_probs(jobs.batch(documents(2, seed=1)), "a")
-    assert holding() <= 1
+    assert not kept_parts()
     for row, name in enumerate(("a", None)):
         model.insert(row, TOKENS, name)
     model.advance({})
     model.advance({0: 5, 1: 6})
-    assert holding() <= 1
+    assert not kept_parts()
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])  # with a head of its own, and a tied one
@@ -281,7 +289,7 @@ def test_one_product_at_a_time_is_held_twice(tiny, monkeypatch, dtype):
 
     monkeypatch.setattr(prepacked, "Product", Counted)
     prepack(base)
-    assert {*kept} <= {len(before)}  # none, if the processor lacks the instructions
+    assert {*kept} == ({len(before)} if torch_dtype(dtype) in faster() else set())
 
 
 @pytest.mark.parametrize("prepacks", [True, False])

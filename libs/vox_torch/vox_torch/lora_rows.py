@@ -101,7 +101,7 @@ class _Values:
         each_A, each_B, gains = [], [], list[torch.Tensor]()
         for layer, size in self._layers:
             if _has(layer, name):
-                A_RI, B_OR, gain_O = _matrices(layer, name)
+                A_RI, B_OR, gain_O = _of_layer(layer, name)
                 each_A.append(A_RI)
             else:
                 B_OR, gain_O = torch.empty(size, 0), torch.ones(())
@@ -250,7 +250,7 @@ def _has(layer: Any, name: str | None) -> bool:
     return layer is not None and name in layer.lora_A
 
 
-def _matrices(layer: Any, name: str | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _of_layer(layer: Any, name: str | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return A, B with its scale, and the gain of an adapter's DoRA, (O,), or one."""
     A_RI, B_OR = layer.lora_A[name].weight.detach(), layer.lora_B[name].weight.detach()
     scaled_OR = at_least_float32(B_OR) * layer.scaling[name]

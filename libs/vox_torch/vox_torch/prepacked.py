@@ -84,8 +84,7 @@ class Product:
 
         Args:
             compute: returns the sum of `self(x)` and the adapters' parts, of all layers.
-            owner: the same object for each layer of one such computation; parts of another are
-                not used.
+            owner: equal for each layer of one such computation; parts of another are not used.
         """
         last = self._latest
         usable = last.of is self and last.x is x and owner in (None, last.owner)
@@ -189,8 +188,7 @@ def _products(parent: nn.Module, shared: set[int]) -> list[tuple[str, ...]]:
         for name, layer in parent.named_children()
         if _is_multiplied(layer) and id(layer.weight) not in shared
     }
-    several = [names for names in _SAME_INPUT if len({forms.get(name) for name in names}) == 1]
-    several = [names for names in several if names[0] in forms]
+    several = [each for each in _SAME_INPUT if len({forms.get(name, name) for name in each}) == 1]
     alone = forms.keys() - {name for names in several for name in names}
     return [*several, *((name,) for name in forms if name in alone)]
 

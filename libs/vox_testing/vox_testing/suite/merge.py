@@ -112,6 +112,6 @@ def test_a_merge_wants_one_tensor_at_a_time(vox_subject: Subject) -> None:
         return weights.read(name)
 
     job = MergeJob(adapter, tuple(targets), noting)
-    result = vox_subject.backend.merge(job, Recorder(vox_subject.scratch))
+    result = vox_subject.backend.merge(job, Recorder())
     first, _ = next(result.tensors)
     assert set(read) == {first}
