@@ -102,11 +102,16 @@ def _cell(cell: Json) -> list[str]:
     return [f"### {cell['id']}", "", work, "", markdown(cell["rows"]), "", notes(cell["rows"]), ""]
 
 
-def write() -> Path:
-    """Write the page; returns where."""
+def current() -> str:
+    """The page of the results that are there."""
     results = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
     others = [file.read_text() for file in sorted(RESULTS.glob("*.md"))]
-    PAGE.write_text(page((r for r in results if r.get("benchmark") == KIND), others))
+    return page((r for r in results if r.get("benchmark") == KIND), others)
+
+
+def write() -> Path:
+    """Write the page; returns where."""
+    PAGE.write_text(current())
     return PAGE
 
 

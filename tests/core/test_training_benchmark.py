@@ -358,6 +358,10 @@ def test_the_page_says_where_when_and_with_what_command():
     assert "Attention and layout: vox: sdpa, padded rows; trl: sdpa, padded rows." in page
 
 
+def test_the_page_is_the_one_of_the_results():
+    assert report.PAGE.read_text() == report.current(), "python -m benchmarks.training.report"
+
+
 def test_every_cell_has_a_shape_and_an_id_of_its_own():
     for made in (cells.cpu(quick=True), cells.cpu(quick=False), cells.cuda(quick=False)):
         assert len({cell.id for cell in made}) == len(made)
