@@ -157,7 +157,7 @@ class Hanging:
 
 
 HANGING = {
-    "import": Hanging("LOAD_S", 5, "is left out: no answer in 5 s", at_import=HANG),
+    "import": Hanging("LOAD_S", 2, "is left out: no answer in 2 s", at_import=HANG),
     "event": Hanging("EVENT_S", 1, "failed and was dropped: no answer in 1 s", HANG),
     "exit": Hanging(
         "FINISH_S",

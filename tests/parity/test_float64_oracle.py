@@ -51,6 +51,7 @@ def runs(vox: Vox, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return runs_of(vox, tmp_path_factory.mktemp("tiny"), ("cpu", "float64"), STEPS)
 
 
+@pytest.mark.long  # as any backend may ask for: test_numpy_example.py
 def test_it_is_never_chosen_unless_by_name(vox: Vox, runs: dict[str, Path]) -> None:
     (out,) = vox(("backend", "list", "--json"))
     told = {each["id"]: each for each in json.loads(out)}
@@ -60,6 +61,7 @@ def test_it_is_never_chosen_unless_by_name(vox: Vox, runs: dict[str, Path]) -> N
     assert (plan["backend"], plan["dtype"]) == ("float64", "fp32")
 
 
+@pytest.mark.long  # below in this process
 def test_its_curve_is_that_of_the_cpu(runs: dict[str, Path]) -> None:
     exact, cpus = (losses(runs[backend]) for backend in ("float64", "cpu"))
     assert len(exact) == STEPS

@@ -6,9 +6,9 @@
     entry = "vox_data.cli:stats"
 
 `vox --help` must cost little more than click, also among 300 distributions, so this module reads
-`entry_points.txt` and `vox_plugin.toml` itself: importlib.metadata and pydantic take longer to
-import. It skips whatever it cannot read; the doctor (doctor.py), with discover.py and the strict
-schema of manifest.py, reports it.
+`entry_points.txt` and `vox_plugin.toml` itself, without importlib.metadata, pydantic and pathlib,
+whose imports take longer. It skips whatever it cannot read; the doctor (doctor.py), with
+discover.py and the strict schema of manifest.py, reports it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 FILE_NAME = "vox_plugin.toml"
@@ -59,7 +58,7 @@ def _entry_points(folder: str, hidden: set[str]) -> Iterator[tuple[str, str]]:
     for entry in entries:
         if entry.name.endswith((".dist-info", ".egg-info")):
             try:
-                text = Path(entry, "entry_points.txt").read_text(encoding="utf-8")
+                text = _text(entry.path, "entry_points.txt")
             except (OSError, ValueError):
                 continue
             distribution = entry.name.partition("-")[0].lower().replace(".", "_")
@@ -75,7 +74,7 @@ def _entry_points(folder: str, hidden: set[str]) -> Iterator[tuple[str, str]]:
 def _declared(plugin: str, package: str) -> Iterator[PluginCommand]:
     for folder in _folders(package):
         try:
-            document = tomllib.loads(Path(folder, FILE_NAME).read_text(encoding="utf-8"))
+            document = tomllib.loads(_text(folder, FILE_NAME))
         except (OSError, ValueError, RecursionError):
             continue
         listed = document.get("commands")
@@ -93,6 +92,11 @@ def _folders(package: str) -> list[str]:
             if spec := finder.find_spec(package, None):
                 return [*(spec.submodule_search_locations or ())]
     return []
+
+
+def _text(folder: str, name: str) -> str:
+    with open(f"{folder}/{name}", encoding="utf-8") as file:  # noqa: PTH123
+        return file.read()
 
 
 def _is_command(table: Any) -> bool:

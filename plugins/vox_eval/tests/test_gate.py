@@ -220,7 +220,7 @@ def test_of_1000_pairs_at_the_margin_at_most_5_percent_are_promoted() -> None:
 def test_ties_beside_rare_losses_do_not_show_a_margin(rows, margin) -> None:
     """Of scores other than 0 and 1, whose true mean difference is the margin."""
     rng = np.random.default_rng(0)
-    lost = -(rng.random((1000, rows)) < margin).astype(float)
+    lost = -(rng.random((500, rows)) < margin).astype(float)
     p_values = [statistics.above(each, np.ones(rows), -margin, binary=False) for each in lost]
     assert np.mean(np.array(p_values) <= statistics.ONE_SIDED) <= 0.05
 
