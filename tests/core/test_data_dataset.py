@@ -84,14 +84,6 @@ def test_the_digest_is_the_same_everywhere() -> None:
     assert Dataset.of((one, two)).digest == DIGEST
 
 
-def test_progress_is_told_to_the_end() -> None:
-    seen: list[tuple[int, int]] = []
-    build_dataset(
-        RECORDS * 300, tiny_tokenizer("chatml"), 512, lambda done, all: seen.append((done, all))
-    )
-    assert seen == [(512, 600), (600, 600)]
-
-
 # --- refusals -------------------------------------------------------------------------------------
 
 

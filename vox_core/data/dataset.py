@@ -185,43 +185,28 @@ class Dataset(Sequence[Document]):
 
 
 def build_dataset(
-    records: Sequence[Record],
-    tokenizer: PreTrainedTokenizerBase,
-    seq_len: int,
-    progress: Callable[[int, int], None] | None = None,
+    records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, seq_len: int
 ) -> Dataset:
     """Encode every record, and keep all in memory.
 
     Args:
         seq_len: greatest length of a document, in tokens; at least 2.
-        progress: called with the rows done and all rows.
 
     Raises:
         DataError: D005, the chat template is missing or refuses rows (all of them are named); D006,
             every row was dropped; D004, nothing would be trained, or no answer's end.
     """
     encoder = Encoder(tokenizer, seq_len)
-    dataset = encode_rows(
-        encoder,
-        map(Row.of, records),
-        {},
-        lambda done: progress(done, len(records)) if progress else None,
-    )
+    dataset = encode_rows(encoder, map(Row.of, records), {})
     require_trained(dataset.stats, lambda: encoder)
     return dataset
 
 
-def encode_rows(
-    encoder: Encoder,
-    rows: Iterable[Row],
-    numbers: dict[Path, int],
-    progress: Callable[[int], None] | None = None,
-) -> Dataset:
+def encode_rows(encoder: Encoder, rows: Iterable[Row], numbers: dict[Path, int]) -> Dataset:
     """Encode rows, without judging them.
 
     Args:
         numbers: of the files that they are from; one that is not in it yet is added.
-        progress: called with the rows done.
     """
     documents, stats, left = list[Document](), EncodeStats(), iter(rows)
     while some := list(islice(left, ROWS_AT_A_TIME)):
@@ -233,8 +218,6 @@ def encode_rows(
             documents += _grouped(row, sides)
         stats.add(stats_of(encoder, encoded, numbers))
         stats.misfits += [(row.source, row.line, row.misfit) for row in some if row.misfit]
-        if progress:
-            progress(stats.rows)
     dataset = Dataset.of(documents, numbers)
     dataset.stats = stats
     return dataset
