@@ -42,6 +42,7 @@ from vox_core.data.row_facts import (
     held_out,
 )
 from vox_core.data.rows import Record, parse_row
+from vox_core.data.source import RowSource
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import ConfigError, DataError, PluginError
 
@@ -83,7 +84,7 @@ def write(path: Path, rows: Sequence[object]) -> Path:
 
 def lines_of(files: Sequence[CheckedFile], block_bytes: int = 200) -> list[tuple[str, int]]:
     """(file, line) of every row that would be trained."""
-    blocks = cut([f.path for f in files], block_bytes, [f.chosen for f in files])
+    blocks = cut(files, block_bytes)
     return [(row.source.name, row.line) for block in blocks for row in block.rows()]
 
 
@@ -274,7 +275,8 @@ def test_masks_lose_and_repeat_nothing(
     read = []
     for side in sides:
         mask = RowMask.of(np.array(sorted(side), np.int64))
-        read.append([r.line for b in cut([path], size, [mask]) for r in b.rows()])
+        file = CheckedFile(path, "", (0, 0, 0), len(rows), {}, RowSource(path, path, ""), mask)
+        read.append([r.line for b in cut([file], size) for r in b.rows()])
     assert read == [sorted(side) for side in sides]
 
 

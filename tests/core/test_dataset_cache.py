@@ -27,7 +27,7 @@ from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import files
 from vox_core.contract import ObjectiveSpec
 from vox_core.data import dataset_cache, row_facts, rows, worker
-from vox_core.data.checked import Block, RowMask, check_files, cut, unused_fields
+from vox_core.data.checked import Block, CheckedFile, check_files, cut, unused_fields
 from vox_core.data.dataset import Dataset, build_dataset
 from vox_core.data.dataset_cache import ENTRY
 from vox_core.data.records import readable
@@ -294,7 +294,7 @@ def test_blocks_hold_every_row_with_its_line(
 ) -> None:
     other = tmp_path / "other.jsonl"
     other.write_bytes(head + data.read_bytes() + tail)
-    blocks = list(cut([other, data], size))
+    blocks = list(cut(check_files([other, data]), size))
     assert [row.sides[""] for block in blocks for row in block.rows()] == load_records(
         [other, data]
     )
@@ -411,10 +411,8 @@ def test_a_file_that_cannot_be_read_to_its_end_is_no_shorter_data_set(
 ) -> None:
     """Whoever meets the error: with a worker that is another thread's, most of the time."""
 
-    def failing(
-        paths: Sequence[Path], size: int, masks: Sequence[RowMask | None], lines: Sequence[Path]
-    ) -> Iterator[Block]:
-        blocks = cut(paths, size, masks, lines)
+    def failing(files: Sequence[CheckedFile], size: int) -> Iterator[Block]:
+        blocks = cut(files, size)
         yield from islice(blocks, 4)
         with readable(data):
             raise OSError(errno.EIO, os.strerror(errno.EIO))

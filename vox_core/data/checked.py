@@ -15,7 +15,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,35 +96,24 @@ class Block:
                 raise changed(self.path) from fault
 
 
-def cut(
-    paths: Sequence[Path],
-    size: int = BLOCK_BYTES,
-    masks: Sequence[RowMask | None] = (),
-    lines: Sequence[Path] = (),
-) -> Iterator[Block]:
-    """Every row of every file, in order, or those that its mask has; blocks of about `size` bytes,
-    of two rows at least, unless a file has one.
-
-    Args:
-        masks: of each file; of none, if none is given.
-        lines: for each file, the JSONL with its rows; the file itself, if not given.
+def cut(files: Sequence[CheckedFile], size: int = BLOCK_BYTES) -> Iterator[Block]:
+    """Every row in use of every file, in order; blocks of about `size` bytes, of two rows at least,
+    unless a file has one.
 
     Raises:
         DataError: D001, a file cannot be read.
     """
-    for file, (path, mask, rows) in enumerate(zip_longest(paths, masks, lines or paths)):
-        with readable(path):
-            block, held = list[tuple[int, bytes | None]](), 0
-            for number, _, line in raw_lines(rows):
-                if mask is None or number in mask:
-                    block.append((number, line))
-                    held += len(line or b"")
-                if held >= size and len(block) >= 2 * _FEWEST:
-                    yield Block(path, file, block[:-_FEWEST])
-                    block = block[-_FEWEST:]
-                    held = sum(len(line or b"") for _, line in block)
-            if block:
-                yield Block(path, file, block)
+    for index, file in enumerate(files):
+        block, held = list[tuple[int, bytes | None]](), 0
+        for number, line in file.used_lines():
+            block.append((number, line))
+            held += len(line or b"")
+            if held >= size and len(block) >= 2 * _FEWEST:
+                yield Block(file.path, index, block[:-_FEWEST])
+                block = block[-_FEWEST:]
+                held = sum(len(line or b"") for _, line in block)
+        if block:
+            yield Block(file.path, index, block)
 
 
 Progress = Callable[[Path, int], None]
@@ -176,6 +165,18 @@ class CheckedFile:
     def on_disk(self) -> Path:
         """The file that `sha256` and `state` are of: of a remote data set, its rows."""
         return self.lines if is_remote(self.path) else self.path
+
+    def uses(self, line: int) -> bool:
+        """Whether the row in this line is used."""
+        return self.chosen is None or line in self.chosen
+
+    def used_lines(self) -> Iterator[tuple[int, bytes | None]]:
+        """Number and bytes of each row in use (D001 if the file cannot be read); None for a line
+        that is too long."""
+        with readable(self.path):
+            for number, _, line in raw_lines(self.lines):
+                if self.uses(number):
+                    yield number, line
 
     def require_unchanged(self) -> None:
         """Refuse a file that is not the one that was checked (D001)."""
@@ -290,7 +291,7 @@ class CheckedRows:
     def texts(self, used_N: NDArray[np.bool_]) -> Iterator[str]:
         """Yield what some of the rows say, read from their files; D001 if one has changed."""
         for file in self.masked(used_N):
-            for block in cut([file.path], masks=[file.chosen], lines=[file.lines]):
+            for block in cut([file]):
                 yield from (text_of(row.sides[WHOLE]) for row in block.rows())
             file.require_unchanged()
 

@@ -99,13 +99,12 @@ def open_dataset(
         StorageError: not even a temporary folder can be written.
     """
     sources, rows = [file.path for file in checked], sum(file.used for file in checked)
-    lines = [file.lines for file in checked]
     if workers is None:
-        workers = workers_for(sum(path.stat().st_size for path in lines))
+        workers = workers_for(sum(file.lines.stat().st_size for file in checked))
 
     def make(folder: Path) -> None:
         encoder = cache(lambda: Encoder(load(), seq_len))
-        blocks = cut(sources, block_bytes, [file.chosen for file in checked], lines)
+        blocks = cut(checked, block_bytes)
         parts = make_parts(encoder, blocks, model, seq_len, workers, objective)
         stats, hashes = _write(folder, parts, lambda done: progress and progress(done, rows))
         for file in checked:

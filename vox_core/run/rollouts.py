@@ -318,12 +318,7 @@ def take_old_log_probs(step: Step, log_probs: Sequence[Floats], dtype: DType, up
 
 def rows_of(plan: RunPlan) -> dict[tuple[Path, int], Mapping[str, object]]:
     """Return the rows of the data files, by file and line."""
-    checked = [*plan.inputs.rows.train, *plan.inputs.rows.valid]
-    blocks = cut(
-        [file.path for file in checked],
-        masks=[file.chosen for file in checked],
-        lines=[file.lines for file in checked],
-    )
+    blocks = cut([*plan.inputs.rows.train, *plan.inputs.rows.valid])
     return {
         (block.path, number): parse_object(line) for block in blocks for number, line in block.lines
     }

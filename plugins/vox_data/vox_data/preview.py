@@ -192,7 +192,7 @@ def numbered(
         DataError: D001, a file has changed, or cannot be read.
     """
     left = sorted(wanted, reverse=True)
-    rows = ((file, number, line) for file in files for number, line in _rows(file))
+    rows = ((file, number, line) for file in files for number, line in file.used_lines())
     for at, (file, number, line) in enumerate(rows):
         if not left:
             return
@@ -219,7 +219,7 @@ def named(
         lines = {line for each, line in wanted if each == path}
         sides = [file for file in files if file.path == path]
         for number, line in _lines(sides[0]):
-            if number in lines and any(_uses(side, number) for side in sides):
+            if number in lines and any(side.uses(number) for side in sides):
                 lines.remove(number)
                 yield from _parsed(path, number, line, examples)
             if not lines:
@@ -228,18 +228,9 @@ def named(
             raise _missing_in(sides[0], min(lines))
 
 
-def _rows(file: CheckedFile) -> Iterator[tuple[int, bytes | None]]:
-    """Each row that is used, with its number."""
-    return ((number, line) for number, line in _lines(file) if _uses(file, number))
-
-
 def _lines(file: CheckedFile) -> Iterator[tuple[int, bytes | None]]:
     with readable(file.path):
         yield from ((number, line) for number, _, line in raw_lines(file.lines))
-
-
-def _uses(file: CheckedFile, number: int) -> bool:
-    return file.chosen is None or number in file.chosen
 
 
 def _parsed(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from vox_core.api.rows import CheckedFile, Record, chosen_rows, raw_lines, read_row, readable
+from vox_core.api.rows import CheckedFile, Record, chosen_rows, read_row
 from vox_core.api.runs import PLAN, RunFolder
 from vox_core.api.settings import TrainSettings
 from vox_core.errors import ConfigError, VoxError
@@ -129,10 +129,8 @@ def _training_files(run: str, plan: Any) -> list[CheckedFile]:
 
 def _records(files: Iterable[CheckedFile]) -> Iterator[tuple[str, Record]]:
     for file in files:
-        with readable(file.path):
-            for number, _, line in raw_lines(file.lines):
-                if file.chosen is None or number in file.chosen:
-                    yield f"{file.path}:{number}", read_row(line, file.path, number)
+        for number, line in file.used_lines():
+            yield f"{file.path}:{number}", read_row(line, file.path, number)
 
 
 class _Index:
