@@ -275,7 +275,7 @@ def test_masks_lose_and_repeat_nothing(
     read = []
     for side in sides:
         mask = RowMask.of(np.array(sorted(side), np.int64))
-        file = CheckedFile(path, "", (0, 0, 0), len(rows), {}, RowSource(path, path, ""), mask)
+        file = CheckedFile(path, "", (0, 0, 0), RowSource(path, path, ""), chosen=mask)
         read.append([r.line for b in cut([file], size) for r in b.rows()])
     assert read == [sorted(side) for side in sides]
 

@@ -296,7 +296,7 @@ def test_fields_are_found_where_they_are_said_to_be(name: str, tmp_path: Path) -
     assert [message.content for message in record.messages or ()] == ["a", "b"]
     assert (record.attributes.difficulty, record.unused) == ("easy", ("id",))
     (file,) = check_files([path], fields)
-    assert file.key != file.sha256
+    assert file.source.key != file.sha256
     assert unused_fields([file]) == {"id": 1}
 
 

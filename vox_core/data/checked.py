@@ -126,9 +126,9 @@ class CheckedFile:
 
     Args:
         state: size and times of the file when it was read.
+        source: its rows as JSONL.
         rows: those that are well formed; all are, unless some may be skipped.
         unused: field that means nothing to vox -> rows that have it.
-        source: its rows as JSONL.
         chosen: which rows are used; None for all.
         facts: of the rows, until rows are chosen.
     """
@@ -136,9 +136,9 @@ class CheckedFile:
     path: Path
     sha256: str
     state: tuple[int, int, int]
-    rows: int
-    unused: Mapping[str, int]
     source: RowSource
+    rows: int = 0
+    unused: Mapping[str, int] = field(default_factory=dict)
     chosen: RowMask | None = None
     facts: RowFacts | None = field(default=None, compare=False, repr=False)
 
@@ -152,14 +152,10 @@ class CheckedFile:
         return self.source.lines
 
     @property
-    def key(self) -> str:
-        """SHA-256 of all that decides what its rows are."""
-        return self.source.key
-
-    @property
     def identity(self) -> str:
         """Digest of the rows in use: that of the file, and of the choice among its rows."""
-        return self.key if self.chosen is None else f"{self.key}:{self.chosen.digest}"
+        key = self.source.key
+        return key if self.chosen is None else f"{key}:{self.chosen.digest}"
 
     @property
     def on_disk(self) -> Path:
@@ -180,7 +176,12 @@ class CheckedFile:
 
     def require_unchanged(self) -> None:
         """Refuse a file that is not the one that was checked (D001)."""
-        _require_unchanged(self.path, self.on_disk, self.state)
+        try:
+            same = _state(self.on_disk) == self.state
+        except OSError:
+            same = False
+        if not same:
+            raise changed(self.path)
 
 
 def check_files(
@@ -222,14 +223,10 @@ def _checked(path: Path, fields: FieldMap, progress: Progress | None) -> Checked
             on_disk, state = path, _state(path)
             source = open_source(path, fields)
     with readable(path):
-        sha256 = file_sha256(on_disk)
-
-    def unchanged() -> None:
-        _require_unchanged(path, on_disk, state)
-
-    facts = facts_of(path, source.lines, source.key, unchanged, progress)
-    unchanged()  # else these would be the rows of other bytes
-    return CheckedFile(path, sha256, state, facts.rows, facts.unused, source, facts=facts)
+        file = CheckedFile(path, file_sha256(on_disk), state, source)
+    facts = facts_of(path, source.lines, source.key, file.require_unchanged, progress)
+    file.require_unchanged()  # else these would be the rows of other bytes
+    return replace(file, rows=facts.rows, unused=facts.unused, facts=facts)
 
 
 def unused_fields(checked: Sequence[CheckedFile]) -> Counter[str]:
@@ -243,15 +240,6 @@ def unused_fields(checked: Sequence[CheckedFile]) -> Counter[str]:
 def _state(path: Path) -> tuple[int, int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _require_unchanged(path: Path, on_disk: Path, state: tuple[int, int, int]) -> None:
-    try:
-        same = _state(on_disk) == state
-    except OSError:
-        same = False
-    if not same:
-        raise changed(path)
 
 
 class CheckedRows:

@@ -156,7 +156,7 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     with pytest.raises(DataError, match="changed"):
         file.require_unchanged()
     (again,) = check_files([Path("hf:squad")])
-    assert again.key == file.key
+    assert again.source.key == file.source.key
     assert load_records([Path("hf:squad")])[0].place == "hf:squad, row 1"
 
 
