@@ -12,7 +12,6 @@ from vox_core.config.loading import (
     CONFIG_FILE as CONFIG_FILE,
     given as given,
     load_settings as load_settings,
-    read_toml as read_toml,
     reading as reading,
     settings_file as settings_file,
     source_of as source_of,
@@ -20,7 +19,6 @@ from vox_core.config.loading import (
     validate as validate,
 )
 from vox_core.config.sections import (
-    DEFAULT_MODEL as DEFAULT_MODEL,
     FULL_LR as FULL_LR,
     LORA_LR as LORA_LR,
     SECTIONS as SECTIONS,
@@ -36,14 +34,10 @@ from vox_core.config.sections import (
     SamplingSettings as SamplingSettings,
     ServeSettings as ServeSettings,
     TrainSettings as TrainSettings,
-    VoxToml as VoxToml,
     toml_schema as toml_schema,
-)
-from vox_core.config.sections import (
     BackendName as BackendName,
     Change as Change,
     DataSource as DataSource,
     Section as Section,
-    homes as homes,
     is_table as is_table,
 )
