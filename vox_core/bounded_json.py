@@ -69,7 +69,8 @@ def is_deep(document: object) -> bool:
 
 def schema_faults(error: ValidationError) -> list[str]:
     """Return `key: fault` for each of pydantic's faults in a document."""
-    return [f"{'.'.join(map(str, e['loc'])) or 'document'}: {e['msg']}" for e in error.errors()]
+    faults = [(".".join(map(str, e["loc"])) or "document", e["msg"]) for e in error.errors()]
+    return [f"{key}: {fault.removeprefix('Value error, ')}" for key, fault in faults]
 
 
 def repeated(keys: list[str]) -> str:

@@ -80,11 +80,11 @@ BROKEN = {
     ),
     "steers the terminal": (
         ANSWER.replace("X1", "\\\\u001b[2J", 1),
-        "its probe gave a wrong answer: devices.0: '\\x1b[2J' is not one line of text",
+        "its probe gave a wrong answer: devices.0.name: '\\x1b[2J' is not one line of text",
     ),
     "has less than no memory": (
         ANSWER.replace('"tag"', '"memory_bytes": -1, "tag"'),
-        "its probe gave a wrong answer: devices.0: -1 is no number of bytes",
+        "its probe gave a wrong answer: devices.0.memory_bytes: Input should be greater than",
     ),
     "needs site-packages": ("import pydantic", "No module named 'pydantic'"),
 }

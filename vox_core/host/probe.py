@@ -18,17 +18,18 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from vox_core.bounded_json import schema_faults
 from vox_core.contract import API_VERSION, DType
@@ -50,6 +51,16 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{text!r} is not one line of text")
+    return text
+
+
+Line: TypeAlias = Annotated[str, AfterValidator(_one_line)]
+Bytes: TypeAlias = Annotated[int, Field(ge=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """A device of a kind (`tag`): `cpu`, `nvidia`, `apple`, …; all but `cpu` are accelerators.
@@ -61,12 +72,12 @@ class Device:
         features: properties that decide dtypes and kernels, such as instruction sets.
     """
 
-    name: str
-    tag: str
-    memory_bytes: int | None = None
-    available_bytes: int | None = None
+    name: Line
+    tag: Line
+    memory_bytes: Bytes | None = None
+    available_bytes: Bytes | None = None
     best_dtype: DType | None = None
-    features: tuple[str, ...] = ()
+    features: tuple[Line, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,7 @@ class Hardware:
 
     present: bool
     devices: tuple[Device, ...]
-    detail: str
+    detail: Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +201,8 @@ def _probe(plugin: Found, pretended: frozenset[str] | None) -> Hardware | ProbeF
         return ProbeFault(f"its probe {fault}")
     except ValidationError as error:
         return ProbeFault(f"its probe gave a wrong answer: {schema_faults(error)[0]}")
-    if wrong := next(_wrong(hardware), None):
-        return ProbeFault(f"its probe gave a wrong answer: {wrong}")
+    if hardware.present != bool(hardware.devices):
+        return ProbeFault("its probe gave a wrong answer: `present` and `devices` disagree")
     return hardware
 
 
@@ -199,21 +210,6 @@ def _run(file: Path, manifest: Manifest) -> bytes:
     """Run a probe and return its output; -I and -S restrict it to the standard library."""
     script = [sys.executable, "-I", "-S", "-c", _CHILD, str(file)]
     return output_of([*script, *manifest.requires.native_libs], LIMIT_S)
-
-
-def _wrong(hardware: Hardware) -> Iterator[str]:
-    """Return the inconsistencies in a probe's result that has the right types."""
-    if hardware.present != bool(hardware.devices):
-        yield "`present` and `devices` disagree"
-    if not hardware.detail.isprintable():
-        yield f"detail: {hardware.detail!r} is not one line of text"
-    for number, device in enumerate(hardware.devices):
-        for text in (device.name, device.tag, *device.features):
-            if not text.isprintable():
-                yield f"devices.{number}: {text!r} is not one line of text"
-        for size in (device.memory_bytes, device.available_bytes):
-            if size is not None and size < 0:
-                yield f"devices.{number}: {size} is no number of bytes"
 
 
 _SYSTEMS = {"darwin": "macos", "win32": "windows"}
