@@ -62,20 +62,19 @@ _DIGEST = "64 lower-case hexadecimal digits"
 _TEXT = "a text"
 
 
-def _each_once(values: tuple[T, ...]) -> tuple[T, ...]:
+def _each_once(values: tuple[object, ...]) -> None:
     if len(set(values)) < len(values):
         raise ValueError("a value stands twice")
-    return values
 
 
-def _parsed_by(kind: Callable[[str], object]) -> AfterValidator:
-    """Check that `kind` accepts a text, which stays a text."""
+def checked_by(check: Callable[[Any], object]) -> AfterValidator:
+    """Let `check` raise ValueError for a value, which stays as it is."""
 
-    def check(text: str) -> str:
-        kind(text)
-        return text
+    def validate(value: T) -> T:
+        check(value)
+        return value
 
-    return AfterValidator(check)
+    return AfterValidator(validate)
 
 
 def _require_named(key: str, source: str, distribution: str, specifier: str = "") -> None:
@@ -94,10 +93,9 @@ def _require_named(key: str, source: str, distribution: str, specifier: str = ""
         raise ValueError(f"{key}: names version {version}, but the specifier is {specifier!r}")
 
 
-def _named(libraries: Mapping[str, str]) -> Mapping[str, str]:
+def _named(libraries: Mapping[str, str]) -> None:
     for name, source in libraries.items():
         _require_named("libraries", source, name)
-    return libraries
 
 
 Text: TypeAlias = Annotated[str, StringConstraints(pattern=r"^.*\S.*$")]
@@ -107,10 +105,10 @@ SourceText: TypeAlias = Annotated[str, StringConstraints(pattern=_SOURCE)]
 Digest: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Artifact: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[^/\\\s]+(\.whl|\.tar\.gz)$")]
 Point: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]*$")]
-Texts: TypeAlias = Annotated[tuple[Text, ...], AfterValidator(_each_once)]
-Names: TypeAlias = Annotated[tuple[Name, ...], AfterValidator(_each_once)]
+Texts: TypeAlias = Annotated[tuple[Text, ...], checked_by(_each_once)]
+Names: TypeAlias = Annotated[tuple[Name, ...], checked_by(_each_once)]
 Count: TypeAlias = Annotated[int, Field(strict=True, gt=0)]
-Libraries: TypeAlias = Annotated[Mapping[Distribution, SourceText], AfterValidator(_named)]
+Libraries: TypeAlias = Annotated[Mapping[Distribution, SourceText], checked_by(_named)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +191,10 @@ class PluginEntry(CatalogEntry):
     provides: Mapping[Point, Texts] = Field(
         {}, description='a table EXTENSION-POINT = ["NAME", …], each name once'
     )
-    quantisations: Annotated[tuple[Quant, ...], AfterValidator(_each_once)] = Field(
+    quantisations: Annotated[tuple[Quant, ...], checked_by(_each_once)] = Field(
         (), description=f"of a backend, a list of {', '.join(get_args(Quant))}"
     )
-    methods: Annotated[tuple[Method, ...], AfterValidator(_each_once)] = Field(
+    methods: Annotated[tuple[Method, ...], checked_by(_each_once)] = Field(
         (), description=f"of a backend, a list of {', '.join(get_args(Method))}"
     )
     requires_tag: str | None = Field(
@@ -205,11 +203,11 @@ class PluginEntry(CatalogEntry):
         description="the tag of a device; without such a device the plugin is not installed",
     )
     libraries: Libraries = Field({}, description=f"a table DISTRIBUTION = {_SOURCES}")
-    specifier: Annotated[str, _parsed_by(SpecifierSet)] = Field(
+    specifier: Annotated[str, checked_by(SpecifierSet)] = Field(
         "", description='versions as PEP 440 has them, such as ">=1,<2"'
     )
     api: str | None = Field(None, pattern=r"^\d+\.\d+$", description='"MAJOR.MINOR" of the seam')
-    platforms: Annotated[str, _parsed_by(Marker)] = Field(
+    platforms: Annotated[str, checked_by(Marker)] = Field(
         "", description="a PEP 508 marker, such as \"sys_platform == 'linux'\""
     )
     sha256: Mapping[Artifact, Digest] = Field({}, description=f"a table FILE = {_DIGEST}")

@@ -48,7 +48,7 @@ them with the machine.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import PurePosixPath
@@ -58,7 +58,6 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -69,6 +68,7 @@ from pydantic import (
     ValidationError,
 )
 
+from vox_core.catalog import checked_by
 from vox_core.contract import API_VERSION, DType, Method, Optimizer, Quant
 from vox_core.errors import BackendError
 from vox_core.text import hint
@@ -79,16 +79,6 @@ OperatingSystem: TypeAlias = Literal["linux", "macos", "windows"]
 Architecture: TypeAlias = Literal["x86_64", "arm64", "ppc64le", "riscv64", "s390x"]
 
 Item = TypeVar("Item")
-
-
-def _checked_by(check: Callable[[Any], object]) -> AfterValidator:
-    """Let `check` raise ValueError for a value, which stays as it is."""
-
-    def validate(value: Item) -> Item:
-        check(value)
-        return value
-
-    return AfterValidator(validate)
 
 
 def _plain_requirement(text: str) -> None:
@@ -132,8 +122,8 @@ def _knob(values: tuple[str, ...]) -> None:
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 ID = "[a-z][a-z0-9_-]*"
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=f"^{ID}$")]
-Some: TypeAlias = Annotated[tuple[Item, ...], _checked_by(_at_least_one)]
-Knob: TypeAlias = Annotated[tuple[Text, ...], _checked_by(_knob)]
+Some: TypeAlias = Annotated[tuple[Item, ...], checked_by(_at_least_one)]
+Knob: TypeAlias = Annotated[tuple[Text, ...], checked_by(_knob)]
 
 Names: TypeAlias = Annotated[tuple[Text, ...], BeforeValidator(_flat)]
 
@@ -175,8 +165,8 @@ class Requires:
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
     os: tuple[OperatingSystem, ...] = ()
     arch: tuple[Architecture, ...] = ()
-    python: Annotated[str, _checked_by(SpecifierSet)] = ""
-    distributions: tuple[Annotated[str, _checked_by(_plain_requirement)], ...] = ()
+    python: Annotated[str, checked_by(SpecifierSet)] = ""
+    distributions: tuple[Annotated[str, checked_by(_plain_requirement)], ...] = ()
     native_libs: tuple[Text, ...] = ()
     hardware_tag: Name | None = None
 
@@ -186,7 +176,7 @@ class Probe:
     """A script that uses the standard library only; `file` is relative to the manifest's folder."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
-    file: Annotated[str, _checked_by(_file_inside)]
+    file: Annotated[str, checked_by(_file_inside)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +229,7 @@ class Manifest:
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
     id: Name
     name: Text
-    version: Annotated[str, _checked_by(Version)]
+    version: Annotated[str, checked_by(Version)]
     api: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+$")]
     licence: Text
     homepage: Annotated[str, StringConstraints(pattern=r"^https?://")] | None = None

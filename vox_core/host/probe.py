@@ -29,9 +29,10 @@ from typing import Annotated, TypeAlias
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from vox_core.bounded_json import schema_faults
+from vox_core.catalog import checked_by
 from vox_core.contract import API_VERSION, DType
 from vox_core.errors import ConfigError
 from vox_core.host.discover import Found, installed_versions
@@ -51,13 +52,12 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
-def _one_line(text: str) -> str:
+def _one_line(text: str) -> None:
     if not text.isprintable():
         raise ValueError(f"{text!r} is not one line of text")
-    return text
 
 
-Line: TypeAlias = Annotated[str, AfterValidator(_one_line)]
+Line: TypeAlias = Annotated[str, checked_by(_one_line)]
 Bytes: TypeAlias = Annotated[int, Field(ge=0)]
 
 
