@@ -59,13 +59,8 @@ def cache_folder(name: str) -> Path:
     try:
         files.make_folder(folder)
     except OutputError as error:
-        raise OutputError(
-            "O002",
-            "the cache folder cannot be written",
-            where=folder,
-            found=error.found,
-            remedy="set VOX_CACHE to a folder that you can write to",
-        ) from error
+        remedy = "set VOX_CACHE to a folder that you can write to"
+        raise error.but(what="the cache folder cannot be written", remedy=remedy) from error
     return folder
 
 
