@@ -327,8 +327,6 @@ def _hardware_check(plugin: Found, found: Hardware | ProbeFault) -> Check:
 
 
 def _own_checks(plugins: Sequence[Found], limit_s: float) -> dict[str, tuple[Check, ...]]:
-    if not plugins:
-        return {}
     with ThreadPoolExecutor(max_workers=CHILDREN) as pool:
         results = pool.map(lambda plugin: _ask(plugin, limit_s), plugins)
         return {plugin.id: checks for plugin, checks in zip(plugins, results, strict=True)}
