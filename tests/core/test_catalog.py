@@ -368,7 +368,7 @@ def test_further_catalogs_by_variable_and_by_setting(tmp_path: Path) -> None:
     first = write(tmp_path, plugin("one"), "one.toml")
     second = write(tmp_path, plugin("two"), "two.toml")
     toml = write(tmp_path, f'[plugin]\ncatalogs = ["{second}"]\nblocked = ["x"]\n', "vox.toml")
-    settings = load_settings(PluginSettings, {}, file=toml, environ={})
+    settings = load_settings(PluginSettings, {}, file=toml)
     variable = {"VOX_CATALOG": f"{first}{os.pathsep}"}
     catalog = load_catalog(settings.catalogs, environ=variable)
     assert [*catalog.plugins] == [*load_catalog(environ={}).plugins, "one", "two"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -23,7 +25,8 @@ def toml(tmp_path: Path) -> Path:
 
 
 def load(toml: Path, flags: dict[str, object], **environ: str) -> TrainSettings:
-    return load_settings(TrainSettings, flags, file=toml, environ=environ)
+    with mock.patch.dict(os.environ, environ):
+        return load_settings(TrainSettings, flags, file=toml)
 
 
 def test_sources_are_the_data(toml: Path) -> None:

@@ -190,7 +190,7 @@ def test_manifest(content: bytes) -> None:
 @given(content=mutated(VOX_TOML))
 def test_vox_toml(place: Path, content: bytes) -> None:
     (place / "vox.toml").write_bytes(content)
-    looked_at(lambda: load_settings(TrainSettings, {}, file=place / "vox.toml", environ={}))
+    looked_at(lambda: load_settings(TrainSettings, {}, file=place / "vox.toml"))
 
 
 # --- checkpoints ----------------------------------------------------------------------------------

@@ -102,9 +102,9 @@ def test_auto_needs_a_folder(asked):
 
 def test_auto_is_a_word_and_not_a_path(tmp_path):
     (tmp_path / "vox.toml").write_text('[train]\nresume = "auto"\nout = "auto"\n')
-    read = load_settings(TrainSettings, {}, file=tmp_path / "vox.toml", environ={})
+    read = load_settings(TrainSettings, {}, file=tmp_path / "vox.toml")
     assert (read.resume, read.out) == ("auto", tmp_path / "auto")
-    named = load_settings(TrainSettings, {"resume": "runs/a"}, environ={}, file=None)
+    named = load_settings(TrainSettings, {"resume": "runs/a"}, file=None)
     assert str(named.resume) == os.path.join("runs", "a")  # noqa: PTH118
 
 

@@ -63,13 +63,7 @@ def settings_file() -> Path:
     return _stand_in.get() or Path(CONFIG_FILE)
 
 
-def load_settings(
-    kind: type[S],
-    flags: Mapping[str, Any],
-    *,
-    file: Path | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> S:
+def load_settings(kind: type[S], flags: Mapping[str, Any], *, file: Path | None = None) -> S:
     """Load the settings of one section from all three sources.
 
     Args:
@@ -86,7 +80,7 @@ def load_settings(
     variables: dict[str, tuple[str, Any]] = {}
     for home in homes(kind):
         written |= _fields(home, tables.get(home.section, {}), folder)
-        variables |= _from_environment(home, environ)
+        variables |= _from_environment(home)
     values = {name: value for name, (_, value) in variables.items()}
     origins = dict.fromkeys(written, str(file or settings_file()))
     origins |= {name: variable for name, (variable, _) in variables.items()}
@@ -112,18 +106,13 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value not in (None, ())}
 
 
-def source_of(
-    kind: type[Section],
-    name: str,
-    config_file: Path | None,
-    environ: Mapping[str, str] = os.environ,
-) -> str:
+def source_of(kind: type[Section], name: str, config_file: Path | None) -> str:
     """Return where a setting without a flag comes from: a variable's name, `vox.toml` or
     `default`."""
     variables = [f"VOX_{kind.section.upper()}_{name.upper()}"]
     if name == "backend":
         variables.append("VOX_BACKEND")
-    if variable := next((each for each in variables if environ.get(each)), None):
+    if variable := next((each for each in variables if os.environ.get(each)), None):
         return variable
     written = read_toml(config_file).get(kind.section, {})
     return CONFIG_FILE if kebab(name) in written else "default"
@@ -229,17 +218,15 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
     return fields
 
 
-def _from_environment(
-    kind: type[Section], environ: Mapping[str, str]
-) -> dict[str, tuple[str, Any]]:
+def _from_environment(kind: type[Section]) -> dict[str, tuple[str, Any]]:
     """Read `VOX_TRAIN_LR=1e-4` as field -> variable and value; commas separate list elements;
     `VOX_BACKEND` serves every section."""
     prefix = f"VOX_{kind.section.upper()}_"
     fields = {name: field for name, field in kind.own_fields().items() if not is_table(field)}
     values: dict[str, tuple[str, Any]] = {}
-    if "backend" in fields and environ.get("VOX_BACKEND"):
-        values["backend"] = ("VOX_BACKEND", environ["VOX_BACKEND"])
-    for name, text in environ.items():
+    if "backend" in fields and os.environ.get("VOX_BACKEND"):
+        values["backend"] = ("VOX_BACKEND", os.environ["VOX_BACKEND"])
+    for name, text in os.environ.items():
         if not name.startswith(prefix) or not text:
             continue
         field = name.removeprefix(prefix).lower()
