@@ -42,8 +42,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from vox_core.data.messages import Message
 from vox_core.data.rows import Record
-from vox_core.data.template import ChatTemplate, Takes, TemplateFault, takes_too_much, what_it_takes
-from vox_core.data.tokenizer import end_of_turn_ids, template_source
+from vox_core.data.template import ChatTemplate, Takes, TemplateFault, what_it_takes
+from vox_core.data.tokenizer import chat_template, end_of_turn_ids, template_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -103,7 +103,7 @@ class Renderer:
         self.template, self._for_tools = source(tools=False), source(tools=True)
         longest_first = sorted(self.end_of_turn_names(), key=len, reverse=True)
         self._closer = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._chat = cache(lambda source: ChatTemplate(source, tokenizer.special_tokens_map))
+        self._chat = cache(partial(chat_template, tokenizer))
         self._found = cache(what_it_takes)
 
     def render(self, record: Record) -> Rendered:
@@ -214,12 +214,10 @@ class Renderer:
 
     @contextmanager
     def _template_faults(self) -> Iterator[None]:
-        """Raise a template's fault as the row's; exceeding time or memory is the template's own."""
+        """Raise a template's fault as the row's."""
         try:
             yield
         except TemplateFault as fault:
-            if fault.too_much:
-                raise takes_too_much(fault, self._tokenizer.name_or_path) from fault
             raise RenderError(f"the chat template refuses the row: {fault}") from fault
 
     def _takes(self, record: Record) -> Takes:

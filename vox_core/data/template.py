@@ -1,7 +1,7 @@
 """A model's chat template, rendered by transformers in a child process within limits.
 
-`worker.py` says which limits, and why. Templates are somebody else's code: whatever one raises, or
-takes too much of, is a `TemplateFault`.
+`worker.py` says which limits, and why. Templates are somebody else's code: whatever one raises is a
+`TemplateFault`. One that takes too much is a `DataError`, so that no other row is rendered with it.
 
 Templates differ in what they do with tools, calls of them, their answers and reasoning, and say so
 nowhere: some leave a call out without a word, some want its arguments as JSON text where
@@ -36,15 +36,13 @@ PER_CHARACTER = 64
 
 
 class TemplateFault(Exception):
-    """Why the chat template does not render a conversation.
+    """Why the chat template does not render a conversation; `syntax` if it is no template."""
 
-    Attributes:
-        too_much: it takes too much time or memory, so no other row shall be rendered with it.
-        syntax: it is no template.
-    """
-
-    too_much = False
     syntax = False
+
+
+class _TooMuch(TemplateFault):
+    """It takes more time or memory than a rendering may."""
 
 
 class ChatTemplate:
@@ -52,13 +50,14 @@ class ChatTemplate:
 
     Args:
         names: further variables, such as the special tokens.
+        model: whose template it is, for errors.
 
     Attributes:
         marked: it says itself what the model generates, with `{% generation %}`.
     """
 
-    def __init__(self, source: str, names: Mapping[str, Any]) -> None:
-        self._source, self._names = source, dict(names)
+    def __init__(self, source: str, names: Mapping[str, Any], model: object = "a model") -> None:
+        self._source, self._names, self._model = source, dict(names), model
         self.marked = GENERATION.search(source) is not None
 
     def render(self, chat: Chat, tools: Tools = None, *, generation_prompt: bool = False) -> str:
@@ -69,7 +68,8 @@ class ChatTemplate:
             tools: JSON schemas of functions.
 
         Raises:
-            TemplateFault: the template refuses it, fails, or takes too much.
+            TemplateFault: the template refuses it or fails.
+            DataError: D005, the template takes too much time or memory.
         """
         return self._render(chat, tools, add_generation_prompt=generation_prompt)[0]
 
@@ -85,7 +85,17 @@ class ChatTemplate:
         except WorkerDied as died:
             if not died.exceeded:
                 raise
-            found = _fault(str(died), too_much=True)
+            found = _TooMuch(died)
+        if isinstance(found, _TooMuch):
+            raise DataError(
+                "D005",
+                "the model's chat template takes more time or memory than a rendering may",
+                where=f"the chat template of {self._model}",
+                found=found,
+                expected="text of a size that goes with the conversation",
+                remedy="do not use this template: take it from a source you trust, or use another "
+                "model",
+            )
         if isinstance(found, TemplateFault):
             raise found
         return found
@@ -107,31 +117,14 @@ def _rendered(
             (text,), stretches = render([chat], tools, chat_template=source, **given)
     except Exception as error:  # noqa: BLE001 - templates are somebody else's code
         if isinstance(error, MemoryError):
-            return _fault("it takes more memory than its process may have", too_much=True)
+            return _TooMuch("it takes more memory than its process may have")
         first, *_ = str(error).splitlines() or [""]
-        syntax = isinstance(error, TemplateSyntaxError)
-        return _fault(first[:500] or type(error).__name__, syntax=syntax)
+        fault = TemplateFault(first[:500] or type(error).__name__)
+        fault.syntax = isinstance(error, TemplateSyntaxError)
+        return fault
     if len(text) > MAX_TEXT and len(text) > MAX_TEXT + PER_CHARACTER * len(repr((chat, tools))):
-        return _fault(f"it makes {len(text):,} characters of the conversation", too_much=True)
+        return _TooMuch(f"it makes {len(text):,} characters of the conversation")
     return text, stretches[0] if stretches else []
-
-
-def _fault(said: str, *, too_much: bool = False, syntax: bool = False) -> TemplateFault:
-    fault = TemplateFault(said)
-    fault.too_much, fault.syntax = too_much, syntax
-    return fault
-
-
-def takes_too_much(fault: TemplateFault, model: object) -> DataError:
-    """The error for a template that exceeded its limits."""
-    return DataError(
-        "D005",
-        "the model's chat template takes more time or memory than a rendering may",
-        where=f"the chat template of {model}",
-        found=fault,
-        expected="text of a size that goes with the conversation",
-        remedy="do not use this template: take it from a source you trust, or use another model",
-    )
 
 
 # --- what a template takes ------------------------------------------------------------------------
@@ -243,9 +236,7 @@ def _forms(takes: Takes) -> Iterator[Takes]:
 def _write(template: ChatTemplate, form: Takes, talk: Sequence[Message], tools: bool) -> str | None:
     try:
         return template.render([form.given(one) for one in talk], [_TOOL] if tools else None)
-    except TemplateFault as fault:
-        if fault.too_much:
-            raise
+    except TemplateFault:
         return None
 
 

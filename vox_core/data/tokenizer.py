@@ -35,7 +35,7 @@ import numpy as np
 
 from vox_core import bounded_json, files
 from vox_core.cache import CACHE_VERSION, cached
-from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
+from vox_core.data.template import ChatTemplate, TemplateFault
 from vox_core.errors import ConfigError, DataError
 from vox_core.hashes import file_sha256
 
@@ -81,6 +81,11 @@ def template_source(tokenizer: PreTrainedTokenizerBase, *, tools: bool = False) 
     return named or None
 
 
+def chat_template(tokenizer: PreTrainedTokenizerBase, source: str) -> ChatTemplate:
+    """A chat template with the tokenizer's special tokens."""
+    return ChatTemplate(source, tokenizer.special_tokens_map, tokenizer.name_or_path)
+
+
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Tokens that stand for themselves and not for text."""
     added = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -120,10 +125,8 @@ def _after_assistant(
     """Special tokens between an assistant's words and the next user's, and after the last words."""
     turn = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ASSISTANT}]
     try:
-        text = ChatTemplate(source, tokenizer.special_tokens_map).render(turn + turn)
-    except TemplateFault as fault:
-        if fault.too_much:
-            raise takes_too_much(fault, tokenizer.name_or_path) from fault
+        text = chat_template(tokenizer, source).render(turn + turn)
+    except TemplateFault:
         return [], []  # the rows will say what the template does not like
     parts = text.split(_ASSISTANT)
     if len(parts) != 3:
@@ -263,7 +266,7 @@ def templated(model: Path, template: str | Path) -> Templated:
     def make(folder: Path) -> None:
         tokenizer = load_tokenizer(model)
         written, notes = named(tokenizer) if named else (source, [])
-        _require_template(ChatTemplate(written, tokenizer.special_tokens_map), template)
+        _require_template(chat_template(tokenizer, written), template)
         tokenizer.chat_template = written
         _write(folder, model, tokenizer)
         files.write_json(folder / _ENTRY, {"notes": notes})

@@ -15,8 +15,13 @@ from vox_core import bounded_json, models
 from vox_core.config import GenerateSettings, LoadSettings, SamplingSettings
 from vox_core.contract import AdapterState, Batch, DType, LoadJob, Model, Notice, padded_groups
 from vox_core.data.audit import vocabulary_of
-from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
-from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_source
+from vox_core.data.template import TemplateFault
+from vox_core.data.tokenizer import (
+    chat_template,
+    end_of_turn_ids,
+    load_tokenizer,
+    template_source,
+)
 from vox_core.digests import CONFIG_FILE, config_digest, folder_digest, tokenizer_digest
 from vox_core.errors import DataError
 from vox_core.host import Request, Seen, explain
@@ -410,11 +415,9 @@ def prompt_text(
         return messages[-1]["content"], True
     whole = [{"role": "system", "content": system}] if system else []
     try:
-        template = ChatTemplate(source, tokenizer.special_tokens_map)
+        template = chat_template(tokenizer, source)
         return template.render([*whole, *messages], generation_prompt=True), False
     except TemplateFault as error:
-        if error.too_much:
-            raise takes_too_much(error, tokenizer.name_or_path) from error
         raise DataError(
             "D005",
             "the chat template cannot render the conversation",
