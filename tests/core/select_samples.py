@@ -8,8 +8,9 @@ from typing import Any
 
 from vox_core.contract import DType, Quant
 from vox_core.errors import BackendError
-from vox_core.host import Candidate, Request, Selection, Surroundings
+from vox_core.host import Request, Selection
 from vox_core.host.discover import Found
+from vox_core.host.judge import Candidate, Surroundings
 from vox_core.host.manifest import Capabilities, Manifest, Probe, Requires
 from vox_core.host.probe import Accelerator, Device, Hardware, Machine, ProbeFault
 from vox_core.host.select import select

@@ -34,9 +34,9 @@ from tests.core.select_samples import (
     here,
 )
 from vox_core.errors import BackendError
-from vox_core.host import Request, Surroundings
+from vox_core.host import Request
 from vox_core.host.blocked import COMMAND
-from vox_core.host.judge import static_refusal
+from vox_core.host.judge import Surroundings, static_refusal
 from vox_core.host.manifest import Requires
 from vox_core.host.probe import NVIDIA, ProbeFault
 from vox_core.host.select import select, verdicts

@@ -11,18 +11,12 @@ checks it; observers.py runs the plugins that watch a run. doctor.py reports on 
 of any kind.
 """
 
-from vox_core.host.judge import (
-    Candidate as Candidate,
-    Surroundings as Surroundings,
-    Operation as Operation,
-    Request as Request,
-    Verdict as Verdict,
-)
+from vox_core.host.judge import Operation as Operation, Request as Request, Verdict as Verdict
 from vox_core.host.select import (
-    Explanation as Explanation,
+    TELLS_MORE as TELLS_MORE,
     Seen as Seen,
+    Selection as Selection,
     choose as choose,
     explain as explain,
     list_backends as list_backends,
 )
-from vox_core.host.select import TELLS_MORE as TELLS_MORE, Selection as Selection
