@@ -25,7 +25,7 @@ from vox_core.data.faults import RowError, changed
 from vox_core.data.fields import NO_FIELDS, FieldMap
 from vox_core.data.formats import is_remote, require_files
 from vox_core.data.json_rows import raw_lines
-from vox_core.data.records import Placed, empty, malformed, readable
+from vox_core.data.records import Placed, RowPlace, empty, malformed, readable
 from vox_core.data.row_facts import RowFacts, facts_of, text_of
 from vox_core.data.rows import WHOLE, Examples, Row, row_of
 from vox_core.data.source import RowSource, open_source
@@ -257,11 +257,11 @@ class CheckedRows:
         empty_02 = np.zeros((0, 2), np.uint64)
         return np.concatenate([empty_02, *(getattr(each, column) for each in self.facts)])
 
-    def place(self, row: int) -> tuple[Path, int]:
+    def place(self, row: int) -> RowPlace:
         """File and line of a row."""
         file = int(self._ends.searchsorted(row, side="right")) - 1
         line = self.facts[file].line_R[row - int(self._ends[file])]
-        return self.files[file].path, int(line)
+        return RowPlace(self.files[file].path, int(line))
 
     def parts(self, value_N: NDArray[Any]) -> list[NDArray[Any]]:
         """Values of all rows, cut into those of each file."""

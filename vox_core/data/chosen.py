@@ -24,7 +24,7 @@ from itertools import chain, groupby
 from math import ceil
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -32,8 +32,7 @@ from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import DataPolicy
 from vox_core.data.checked import CheckedFile, CheckedRows, check_files
 from vox_core.data.fields import NO_FIELDS, FieldMap
-from vox_core.data.formats import place_of
-from vox_core.data.records import Placed, listed
+from vox_core.data.records import Placed, RowPlace, listed
 from vox_core.data.row_facts import (
     CODES,
     HELD_OUT,
@@ -343,19 +342,6 @@ class FileRows:
         return f"{told}; left out: {out}" if out else told
 
 
-class RowPlace(NamedTuple):
-    """A line of a file."""
-
-    path: Path
-    line: int
-
-    def __str__(self) -> str:
-        return place_of(*self)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"file": str(self.path), "line": self.line}
-
-
 @dataclass(frozen=True, slots=True)
 class NamedRow:
     """A row that was left out, or a validation row that is trained on as well.
@@ -468,16 +454,12 @@ def report_of(
         files=[*_file_rows("train", train, code_N), *_file_rows("valid", valid, code_V)],
         malformed=[*_malformed(train), *_malformed(valid)],
         duplicates=[
-            NamedRow(
-                RowPlace(*train.place(row)), NAMES[code_N[row]], of=RowPlace(*train.place(stays))
-            )
+            NamedRow(train.place(row), NAMES[code_N[row]], of=train.place(stays))
             for row, stays in pairs
         ],
         leaks=[
             NamedRow(
-                RowPlace(*valid.place(row)),
-                "duplicate" if row in exact else _NEAR,
-                of=RowPlace(*train.place(other)),
+                valid.place(row), "duplicate" if row in exact else _NEAR, of=train.place(other)
             )
             for row, other in leaks[:LISTED]
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vox_core.data.faults import RowError, RowFault
 from vox_core.data.formats import place_of
@@ -59,6 +59,19 @@ def read_lines(
                 yield number, fault
         if progress:
             progress(size, size)
+
+
+class RowPlace(NamedTuple):
+    """A line of a file; line 0 stands for the whole file."""
+
+    path: Path
+    line: int
+
+    def __str__(self) -> str:
+        return place_of(*self)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"file": str(self.path), "line": self.line}
 
 
 class Placed(NamedTuple):
