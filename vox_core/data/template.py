@@ -21,7 +21,7 @@ from itertools import product
 from typing import Any, Literal, TypeAlias
 
 from vox_core.data.messages import Message
-from vox_core.data.worker import WorkerDied, limited, time_limit
+from vox_core.data.worker import CallFailed, limited, time_limit
 from vox_core.errors import DataError
 
 Chat: TypeAlias = Sequence[Mapping[str, Any]]
@@ -82,9 +82,7 @@ class ChatTemplate:
         schemas = [dict(tool) for tool in tools] if tools else None
         try:
             found = limited(_rendered, self._source, messages, schemas, {**self._names, **how})
-        except WorkerDied as died:
-            if not died.exceeded:
-                raise
+        except CallFailed as died:
             found = _TooMuch(died)
         if isinstance(found, _TooMuch):
             raise DataError(

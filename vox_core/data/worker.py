@@ -39,9 +39,11 @@ _inside = False
 
 
 class WorkerDied(Exception):
-    """The child ended before it answered, or could not be started; `exceeded` if it had started."""
+    """The child ended before it answered, or could not be started."""
 
-    exceeded = False
+
+class CallFailed(WorkerDied):
+    """The child died at its call: over a limit, or because the function raised."""
 
 
 class Worker:
@@ -118,9 +120,7 @@ class Worker:
         said = f"it ended the process that renders it (exit status {status})"
         if status == -signal.SIGPROF:
             said = f"it takes more than {SECONDS:g} seconds of processor time"
-        died = WorkerDied(said)
-        died.exceeded = True
-        return died
+        return CallFailed(said)
 
 
 _PROGRAM = "import sys; from vox_core.data.worker import serve; serve(int(sys.argv[1]))"
