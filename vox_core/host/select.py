@@ -137,7 +137,7 @@ def _explicit(request: Request, judged: Sequence[Judged], environment: Surroundi
             remedy=chosen.repair(environment),
         ) from chosen.found.fault
     if chosen.refusal:
-        raise _none_usable(request, [chosen], environment, judged)
+        raise _none_usable(request, judged, environment)
     return _selection(chosen, f"asked for ({request.asked})", judged)
 
 
@@ -244,17 +244,11 @@ def _none_installed(environment: Surroundings) -> BackendError:
 
 
 def _none_usable(
-    request: Request,
-    judged: Sequence[Judged],
-    environment: Surroundings,
-    installed: Sequence[Judged] = (),
+    request: Request, judged: Sequence[Judged], environment: Surroundings
 ) -> BackendError:
-    """Return the error with a table of every candidate and its reason.
-
-    Args:
-        installed: all candidates, where one was named.
-    """
-    rows = [each.verdict for each in judged]
+    """Return the error with a table of every candidate, or of the named one, and its reason."""
+    shown = [each for each in judged if request.explicit in (None, each.found.id)]
+    rows = [each.verdict for each in shown]
     ids, versions = (max(len(getattr(v, key)) for v in rows) for key in ("id", "version"))
     who = "no usable backend" if request.explicit is None else f"{request.explicit!r} is unusable"
     wishes = {
@@ -267,21 +261,14 @@ def _none_usable(
         "B002",
         f"{who} for `{request.operation}`" + (f" with {wished}" if wished else ""),
         faults=[f"{v.id:<{ids}}  {v.version:<{versions}}  {v.status:<8}  {v.reason}" for v in rows],
-        remedy=f"{_way_out(request, judged, environment, installed)}{TELLS_MORE}",
+        remedy=(_who_is_able(judged, environment) or _way_out(request, shown, environment))
+        + TELLS_MORE,
     )
 
 
-def _way_out(
-    request: Request,
-    judged: Sequence[Judged],
-    environment: Surroundings,
-    installed: Sequence[Judged],
-) -> str:
-    """Return the remedy that admits the named backend, or else the requirement that no backend
-    meets."""
+def _way_out(request: Request, judged: Sequence[Judged], environment: Surroundings) -> str:
+    """Return the remedy that admits the only backend, or else the requirement that none meets."""
     (first, *others) = judged
-    if elsewhere := _who_is_able(installed or judged, environment):
-        return elsewhere
     if others or first.refusal is None or first.refusal.kind in ("capability", "automatic"):
         return _concession(request, judged)
     return f"{first.repair(environment)}, or "
