@@ -224,7 +224,7 @@ def _checked(path: Path, fields: FieldMap, progress: Progress | None) -> Checked
             source = open_source(path, fields)
     with readable(path):
         file = CheckedFile(path, file_sha256(on_disk), state, source)
-    facts = facts_of(path, source.lines, source.key, file.require_unchanged, progress)
+    facts = facts_of(file, progress)
     file.require_unchanged()  # else these would be the rows of other bytes
     return replace(file, rows=facts.rows, unused=facts.unused, facts=facts)
 

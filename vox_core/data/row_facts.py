@@ -35,6 +35,8 @@ from vox_core.data.rows import Record
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from vox_core.data.checked import CheckedFile
+
     Digests: TypeAlias = NDArray[np.uint64]
     Codes: TypeAlias = NDArray[np.uint8]
     Pairs: TypeAlias = NDArray[np.int64]
@@ -147,35 +149,26 @@ class FactCollector:
         )
 
 
-def facts_of(
-    path: Path,
-    lines: Path,
-    key: str,
-    unchanged: Callable[[], None],
-    progress: Callable[[Path, int], None] | None = None,
-) -> RowFacts:
+def facts_of(file: CheckedFile, progress: Callable[[Path, int], None] | None = None) -> RowFacts:
     """The facts of a file, from the cache or taken now.
 
     Args:
-        lines: its rows as JSONL.
-        key: SHA-256 of all that decides the rows.
-        unchanged: raises if the file is not the one that `key` stands for.
         progress: called with the file and the rows read so far.
     """
 
     def make(folder: Path) -> None:
         collector = FactCollector()
-        for line, found in read_lines(path, lines):
+        for line, found in read_lines(file.path, file.lines):
             if isinstance(found, RowError):
                 collector.refuse(line, found)
                 continue
             collector.add(found)
             if progress and not collector.rows % _TOLD_EVERY:
-                progress(path, collector.rows)
-        unchanged()
+                progress(file.path, collector.rows)
+        file.require_unchanged()
         _write(folder, collector.facts())
 
-    return cached("facts", f"{key}-{CACHE_VERSION}", make, _read).value
+    return cached("facts", f"{file.source.key}-{CACHE_VERSION}", make, _read).value
 
 
 def _write(folder: Path, facts: RowFacts) -> None:
