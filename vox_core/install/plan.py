@@ -33,7 +33,6 @@ from urllib.parse import unquote, urlsplit
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from vox_core import files
-from vox_core.catalog import PluginEntry
 from vox_core.contract import Check
 from vox_core.errors import InputError, command
 from vox_core.host.discover import UNKNOWN, Found, discover, known_plugins
@@ -136,12 +135,11 @@ def plan_install(
     Raises:
         InputError: I001 to I007, I013: why it is refused.
     """
-    catalog = known_plugins()
     environment, there = _here()
     if source is None:
-        wanted = from_catalog(ids, catalog, there)
+        wanted = from_catalog(ids, there)
     else:
-        wanted = [from_source(source, ids[0] if ids else None, catalog, there)]
+        wanted = [from_source(source, ids[0] if ids else None, there)]
     return _plan("install", environment, there, wanted, (), allow_source, report)
 
 
@@ -153,11 +151,10 @@ def plan_upgrade(
     Raises:
         InputError: I001 to I007, I010, I013: why it is refused.
     """
-    catalog = known_plugins()
     environment, there = _here()
     found = discover()
     chosen = [_installed(id, found) for id in ids] if ids else found
-    newer = [_newer(plugin, catalog, there) for plugin in chosen]
+    newer = [_newer(plugin, there) for plugin in chosen]
     wanted = [each for each in newer if isinstance(each, Target)]
     notes = [each for each in newer if isinstance(each, str)]
     return _plan("upgrade", environment, there, wanted, notes, allow_source, report)
@@ -479,19 +476,19 @@ def _require_as_named(
 # --- upgrading and removing -----------------------------------------------------------------------
 
 
-def _newer(plugin: Found, catalog: Mapping[str, PluginEntry], there: Installed) -> Target | str:
+def _newer(plugin: Found, there: Installed) -> Target | str:
     """Return the target of an upgrade of `plugin`, or the reason for none."""
     name = canonicalize_name(plugin.distribution)
     distribution = there.distributions.get(name)
     if is_editable(distribution):
         return f"{plugin.id}: installed from a checkout in place, which is as new as the checkout"
-    entry = catalog.get(plugin.id)
+    entry = known_plugins().get(plugin.id)
     if entry and canonicalize_name(entry.distribution) == name:
-        return from_catalog([plugin.id], catalog, there, upgrade=True)[0]
+        return from_catalog([plugin.id], there, upgrade=True)[0]
     source = origin(distribution)
     folder = local_path(source.get("url", "")) if "dir_info" in source else None
     if folder and folder.is_dir():
-        return from_source(folder, plugin.id, catalog, there)
+        return from_source(folder, plugin.id, there)
     return f"{plugin.id}: in no catalog; a newer version is named whole: " + command(
         "vox", "plugin", "install", "--from-pypi", f"{plugin.distribution}==VERSION"
     )

@@ -21,6 +21,7 @@ from packaging.version import InvalidVersion, Version
 
 from vox_core.catalog import PluginEntry, Source, objections
 from vox_core.errors import InputError
+from vox_core.host.discover import known_plugins
 from vox_core.host.probe import device_tags
 from vox_core.install.environment import Installed, is_editable
 from vox_core.text import hint
@@ -72,24 +73,19 @@ def misfit(faults: Sequence[str], where: object) -> InputError:
     )
 
 
-def from_catalog(
-    ids: Sequence[str],
-    catalog: Mapping[str, PluginEntry],
-    there: Installed,
-    *,
-    upgrade: bool = False,
-) -> list[Target]:
+def from_catalog(ids: Sequence[str], there: Installed, *, upgrade: bool = False) -> list[Target]:
     """The plugins of these ids.
 
     Raises:
         InputError: I002, ids that the catalog does not have; I003, plugins that are yanked or not
             for this machine, or whose sources are not there.
     """
+    catalog = known_plugins()
     if unknown := [id for id in ids if id not in catalog]:
         raise InputError(
             "I002",
             "the catalog has no such plugin",
-            faults=[f"{id!r}{_hint(id, catalog)}" for id in unknown],
+            faults=[f"{id!r}{_hint(id)}" for id in unknown],
             expected=f"some of: {', '.join(catalog)}",
             remedy="`vox plugin list` shows them; a package that is in no catalog is named "
             "whole: --from-pypi NAME==VERSION",
@@ -102,9 +98,7 @@ def from_catalog(
     ]
 
 
-def from_source(
-    source: Path | str, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
-) -> Target:
+def from_source(source: Path | str, id: str | None, there: Installed) -> Target:
     """The plugin in a folder or wheel, or the release `NAME==VERSION`, that the user names.
 
     Raises:
@@ -125,7 +119,7 @@ def from_source(
             with suppress(InvalidWheelFilename):
                 named, name = True, parse_wheel_filename(source.name)[0]
     if named:
-        return _named(requirement, name, id, catalog, there)
+        return _named(requirement, name, id, there)
     missing = isinstance(source, Path) and not source.exists()
     raise InputError(
         "I003",
@@ -155,16 +149,10 @@ def needs_build(folder: Path) -> bool:
     return "name" not in project or not dynamic.isdisjoint(project.get("dynamic", ()))
 
 
-def _named(
-    requirement: str,
-    name: str | None,
-    id: str | None,
-    catalog: Mapping[str, PluginEntry],
-    there: Installed,
-) -> Target:
+def _named(requirement: str, name: str | None, id: str | None, there: Installed) -> Target:
     """A source of the user's; the catalog's rules for its plugin still hold."""
     distribution = canonicalize_name(name) if name else None
-    entry = catalog.get(id) if id else _entry_of(distribution, catalog)
+    entry = known_plugins().get(id) if id else _entry_of(distribution)
     if entry is None:
         return Target(id, distribution, requirement)
     if distribution not in (None, canonicalize_name(entry.distribution)):
@@ -210,9 +198,9 @@ def _require_no_objection(entries: Sequence[PluginEntry]) -> None:
         )
 
 
-def _entry_of(distribution: str | None, catalog: Mapping[str, PluginEntry]) -> PluginEntry | None:
-    known = {str(canonicalize_name(entry.distribution)): entry for entry in catalog.values()}
-    return known.get(distribution or "")
+def _entry_of(distribution: str | None) -> PluginEntry | None:
+    plugins = known_plugins().values()
+    return next((p for p in plugins if canonicalize_name(p.distribution) == distribution), None)
 
 
 def _requirement(entry: PluginEntry, source: Source, distribution: str) -> str:
@@ -230,7 +218,7 @@ def _requirement(entry: PluginEntry, source: Source, distribution: str) -> str:
     return source.requirement(distribution)
 
 
-def _hint(id: str, catalog: Mapping[str, PluginEntry]) -> str:
-    if entry := _entry_of(canonicalize_name(id), catalog):
+def _hint(id: str) -> str:
+    if entry := _entry_of(canonicalize_name(id)):
         return f" is the package of plugin {entry.id!r}"
-    return hint(id, catalog)
+    return hint(id, known_plugins())
