@@ -76,11 +76,6 @@ def is_remote(path: Path) -> bool:
     return bool(_scheme(path))
 
 
-def is_plain(path: Path) -> bool:
-    """Whether the file is read as it is."""
-    return format_of(path) == ("jsonl", "", "")
-
-
 def place_of(path: Path, number: int) -> str:
     """Format a row's place for messages: a line of JSONL, or a row; 0 is the whole file."""
     if not number:

@@ -6,7 +6,7 @@
 What comes after (checks, blocks, processes, masks of rows) reads JSONL alone. A compressed file is
 expanded first, within `MAX_RATIO`: a few kilobytes can hold a terabyte. Plugins read the formats
 that they declare in `row-sources`. A row that cannot be read is a line with its faults
-(`jsonl.unread`), so that it is reported where it stands, together with the others. No more of a
+(`json_rows.unread`), so that it is reported where it stands, together with the others. No more of a
 file is in memory than a row at a time.
 
 An entry is named after the file's bytes, its format, `[data.fields]` and `CACHE_VERSION`. A torn or
@@ -32,7 +32,7 @@ from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import RowStream
 from vox_core.data.faults import FileError, RowError, RowFault, changed
 from vox_core.data.fields import NO_FIELDS, FieldMap, mapped
-from vox_core.data.formats import POINT, Format, format_of, is_plain, is_remote
+from vox_core.data.formats import POINT, Format, format_of, is_remote
 from vox_core.data.json_rows import (
     BOM,
     MAX_LINE_BYTES,
@@ -84,9 +84,9 @@ def open_source(path: Path, fields: FieldMap = NO_FIELDS) -> RowSource:
         DataError: D010, a plugin or library is missing; what the plugin says of a remote data set.
         StorageError: the file cannot be read, or not even a temporary folder written.
     """
-    if is_plain(path) and not fields:
-        return RowSource(path, path, file_sha256(path))
     format_ = format_of(path)
+    if format_ == Format("jsonl", "") and not fields:
+        return RowSource(path, path, file_sha256(path))
     stream = _opened_by_plugin(str(path), path, format_) if is_remote(path) else None
     content = stream.fingerprint if stream else file_sha256(path)
     decides = [content, *format_, sorted(fields.items()), CACHE_VERSION]
