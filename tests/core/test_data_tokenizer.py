@@ -192,3 +192,14 @@ def test_a_template_that_is_none_is_told(saved, tmp_path: Path) -> None:
         templated(model, file)
     assert (wrong.value.code, "cannot be compiled" in str(wrong.value)) == ("VOX-D005", True)
     assert not [*(tmp_path / "cache" / "templates").iterdir()]
+
+
+def test_a_template_that_takes_too_much_is_refused_before_rows_are_read(
+    saved, tmp_path: Path
+) -> None:
+    model, file = saved("base"), tmp_path / "my.jinja"
+    file.write_text("{{ 'a' * 10**10 }}")
+    with pytest.raises(DataError, match="more time or memory") as caught:
+        templated(model, file)
+    assert str(model) in str(caught.value.where)
+    assert not [*(tmp_path / "cache" / "templates").iterdir()]
