@@ -221,4 +221,6 @@ def _requirement(entry: PluginEntry, source: Source, distribution: str) -> str:
 def _hint(id: str) -> str:
     if entry := _entry_of(canonicalize_name(id)):
         return f" is the package of plugin {entry.id!r}"
+    if (path := Path(id)).exists():
+        return f" is a path: --from-{'wheel' if path.is_file() else 'path'} {id}"
     return hint(id, known_plugins())
