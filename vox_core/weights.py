@@ -25,13 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import numpy as np
+
 from vox_core import bounded_json, files
 from vox_core.contract import DType, Quant
 from vox_core.errors import ModelError
 from vox_formats.quant import MLX_FORMATS, MlxFormat, Packed
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Array: TypeAlias = NDArray[Any]
@@ -70,7 +71,6 @@ STORED_AS: dict[DType, str] = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return the numpy dtype of a safetensors dtype name: `BF16` -> `ml_dtypes.bfloat16`."""
     import ml_dtypes  # noqa: F401  (registers its types with numpy)
-    import numpy as np
 
     return np.dtype(_NUMPY[name])
 
@@ -121,8 +121,6 @@ class SafetensorsFile:
 
     def read(self, name: str) -> Array:
         """Return the tensor, memory-mapped and read-only. Raises KeyError for an unknown name."""
-        import numpy as np
-
         info = self.tensors[name]
         dtype = numpy_dtype(info.dtype)
         if info.nbytes == 0:
@@ -207,8 +205,6 @@ def safetensors_bytes(
 ) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a safetensors file in parts; arguments and errors as for
     `write_safetensors`."""
-    import numpy as np
-
     header = _header_bytes(specs, {"format": "pt"} if metadata is None else metadata)
     yield _PREFIX.pack(len(header)) + header
     for array in _matching(specs, tensors):

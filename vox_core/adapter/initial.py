@@ -11,10 +11,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from vox_core.contract import AdapterSpec, AdapterState, LazyMapping, LowRank, ModuleShape
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from vox_core.contract import Floats
@@ -38,8 +39,6 @@ def initial_adapter(
         saved: parameter name -> tensor name, for `modules_to_save`; with the method `full` they
             are read on access.
     """
-    import numpy as np
-
     whole = LazyMapping(saved or {}, lambda name: np.asarray(read((saved or {})[name]), np.float32))
     if spec.method == "full":
         return AdapterState("full", {}, whole)
@@ -59,23 +58,17 @@ def initial_adapter(
 
 def generator(*key: object) -> np.random.Generator:
     """Return a numpy generator that is a function of `key` (Philox; Salmon et al. 2011)."""
-    import numpy as np
-
     digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
 
 def _seeded_A(path: str, rank: int, in_features: int, seed: int) -> Floats:
     # Kaiming-uniform with a = sqrt(5), as in PEFT: U(-1/sqrt(I), 1/sqrt(I)).
-    import numpy as np
-
     bound = 1 / math.sqrt(in_features)
     A_RI = generator("lora_A", seed, path).uniform(-bound, bound, (rank, in_features))
     return A_RI.astype(np.float32)
 
 
 def _row_norms(W: NDArray[Any], shape: ModuleShape) -> Floats:
-    import numpy as np
-
     norms_O: Floats = np.linalg.norm(W.astype(np.float32), axis=0 if shape.transposed else 1)
     return norms_O

@@ -22,6 +22,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
 from vox_core import bounded_json, files
 from vox_core.config import SamplingSettings
 from vox_core.contract import Notice
@@ -200,8 +202,6 @@ def _digests(
     model: OpenModel, questions: Sequence[Question], settings: SamplingSettings
 ) -> list[str]:
     """Return the digest of each answer, as it stands in its line."""
-    import numpy as np
-
     sampling = settings.model_dump(mode="json", exclude=_ELSEWHERE)
     common = _digest(json.dumps([model.identity(), sampling], sort_keys=True).encode())
     return [

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vox_core import files
@@ -325,8 +326,6 @@ def _moments(
 
 
 def _tensors(path: Path, *, on_access: bool) -> Mapping[str, Floats]:
-    import numpy as np
-
     file = SafetensorsFile(path)
     read = LazyMapping(file.tensors, lambda name: np.asarray(file.read(name), np.float32))
     return read if on_access else {name: value.copy() for name, value in read.items()}
@@ -632,8 +631,6 @@ class NoCheckpoints(CheckpointWriter):
 
 def _require_finite(state: TrainState, checkpoints: Path) -> None:
     """Refuse to keep NaN or infinite values (T001)."""
-    import numpy as np
-
     bad = [name for name, value in state.adapter.tensors().items() if not np.isfinite(value).all()]
     if bad:
         raise TrainingError(

@@ -19,6 +19,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+
 from vox_core.contract import DType, Model
 from vox_core.errors import TrainingError
 from vox_core.run.plan import text_config
@@ -179,8 +181,6 @@ class Generator:
         return max(found, default=(0, 0))
 
     def _enter(self, row: _Row) -> int:
-        import numpy as np
-
         number, prompt = next(self._numbers), row.prompt
         self.model.insert(number, np.asarray(prompt.tokens, np.int64), prompt.adapter)
         try:

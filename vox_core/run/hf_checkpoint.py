@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from vox_core import bounded_json, files
 from vox_core.adapter.initial import initial_adapter
 from vox_core.adapter.targets import format_of, quantised_modules
@@ -145,8 +147,6 @@ def as_trained(
         dtype: what the run computes in; None if that is not known.
         exact: show a quantised weight in a dtype that holds it; else in that of its file.
     """
-    import numpy as np
-
     if weights.quant != "none" or quant == "none":
         return weights
     computed_in = numpy_dtype(STORED_AS[dtype]) if dtype else None

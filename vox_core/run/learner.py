@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from vox_core.contract import (
     Batch,
     Objective,
@@ -208,8 +210,6 @@ class Learner:
 
     def _sum(self, values: Mapping[int, float], count: int) -> float:
         """Sum `count` values, of which this process has some, in their order."""
-        import numpy as np
-
         values_N = np.zeros(count)
         values_N[[*values]] = [*values.values()]
         total: float = sum(self._trainer.share(values_N).tolist(), 0.0)
@@ -217,8 +217,6 @@ class Learner:
 
     def _exchanged(self, batches: Sequence[Batch], own: Mapping[int, Floats]) -> list[Floats]:
         """Return the log-probabilities of all batches, of which this process has some."""
-        import numpy as np
-
         if self._world.size == 1:
             return [own[n] for n in range(len(batches))]
         sizes = [batch.targets_T.size for batch in batches]
@@ -254,8 +252,6 @@ def facts_of(plan: RunPlan, start: TrainState) -> dict[str, str]:
 
 def require_same(trainer: Trainer, world: World, facts: Callable[[], Mapping[str, str]]) -> None:
     """Refuse to train with ranks that would not train the same (P013); they compare digests."""
-    import numpy as np
-
     if world.size == 1:
         return
     mine = {name: hashlib.sha256(text.encode()).digest() for name, text in facts().items()}
@@ -287,8 +283,6 @@ def micro_batch_seed(seed: int, step: int, index: int) -> int:
 
 def _loss(batch: Batch, log_probs_T: Floats) -> float:
     """Return `sum(weight * nll)`, summed in float64."""
-    import numpy as np
-
     return -float(np.dot(batch.weights_T.astype(np.float64), log_probs_T.astype(np.float64)))
 
 

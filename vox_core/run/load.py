@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
+import numpy as np
+
 from vox_core import bounded_json, models
 from vox_core.config import GenerateSettings, LoadSettings, SamplingSettings
 from vox_core.contract import AdapterState, Batch, DType, LoadJob, Model, Notice, padded_groups
@@ -100,8 +102,6 @@ def _only(tokens: Sequence[int]) -> Callable[[int], Bools]:
     left = iter(tokens)
 
     def allowed(count: int) -> Bools:
-        import numpy as np
-
         return np.isin(np.arange(count), [next(left)])
 
     return allowed
@@ -244,8 +244,6 @@ class OpenModel:
             )
 
     def _given_together(self, pairs: Sequence[Given]) -> list[tuple[list[float], bool]]:
-        import numpy as np
-
         documents = [np.array([*tokens, *answer[:-1]], np.int64) for tokens, answer in pairs]
         found: dict[int, tuple[list[float], bool]] = {}
         for group in padded_groups([len(each) for each in documents], GIVEN_TOKENS):

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from vox_core.bounded_json import read, schema_faults
@@ -111,8 +112,6 @@ class ProbeResult:
 
 def scored(tokens: Sequence[int]) -> Batch:
     """Return one document, int64 (T,), of which every token but the first is scored."""
-    import numpy as np
-
     tokens_T = np.asarray(tokens, np.int64)
     scored_T = np.arange(len(tokens_T)) < len(tokens_T) - 1
     zeros_T = np.zeros(len(tokens_T), np.float32)
@@ -218,7 +217,6 @@ def check_probe(
         adapter: its name in `model`.
         requantised: the base is quantised otherwise than in training.
     """
-    import numpy as np
 
     def joined(parts: Iterable[object]) -> np.ndarray[Any, np.dtype[np.float64]]:
         return np.concatenate([np.asarray(part, np.float64) for part in parts])
@@ -258,7 +256,5 @@ def check_probe(
 
 def _rms(values_N: Any) -> float:
     """Root mean square; infinite if a value is not finite."""
-    import numpy as np
-
     value = float(np.sqrt(np.mean(np.square(values_N))))
     return value if math.isfinite(value) else math.inf

@@ -27,13 +27,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from vox_core.contract import AdapterState, LoadJob, MergeTarget, RunContext
 from vox_core.errors import ProofError
 from vox_core.host.load import Backend
 from vox_core.weights import STORED_AS, numpy_dtype
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
@@ -83,8 +84,6 @@ class Proof:
 
 def probe_tokens(tokenizer: PreTrainedTokenizerBase) -> Ints:
     """The fixed text as token ids, int64 (T,)."""
-    import numpy as np
-
     return np.asarray(tokenizer(PROBE)["input_ids"][:MAX_PROBE_TOKENS], np.int64)
 
 
@@ -105,15 +104,11 @@ def probe_logits(
 
 def distance(merged_TV: Floats, other_TV: Floats) -> float:
     """||merged - other|| / ||other||."""
-    import numpy as np
-
     return float(np.linalg.norm(merged_TV - other_TV) / np.linalg.norm(other_TV))
 
 
 def carried(base_TV: Floats, adapted_TV: Floats, other_TV: Floats) -> float:
     """Share of the adapter's effect in the other model; infinite or NaN where it has no effect."""
-    import numpy as np
-
     effect_TV = adapted_TV - base_TV
     effect = float(np.linalg.norm(effect_TV))
     return float(np.vdot(other_TV - base_TV, effect_TV)) / effect**2
@@ -130,8 +125,6 @@ def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, la
         ProofError: V002, the adapter changes nothing; V001, the merged model is not base + adapter,
             or next to nothing of the adapter survives the rounding.
     """
-    import numpy as np
-
     scale = float(np.linalg.norm(adapted_TV))
     effect = float(np.linalg.norm(adapted_TV - base_TV))
     if scale == 0 or not np.isfinite(effect):
@@ -193,8 +186,6 @@ def require_merged(
         merged, W: as stored, (I, O) where the shape says transposed.
         dtype: safetensors' name of what `merged` was rounded to.
     """
-    import numpy as np
-
     if (saved := adapter.saved.get(target.path)) is not None:
         same = merged.shape != saved.shape or not (merged != saved.astype(numpy_dtype(dtype))).any()
     elif merged.shape != W.shape:
@@ -221,8 +212,6 @@ def _exact(
     W_PI: NDArray[np.float64], adapter: AdapterState, path: str, rows_P: NDArray[np.int_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The merged rows, and the size of the terms that were added up for them."""
-    import numpy as np
-
     module, scale = adapter.modules[path], adapter.scale(path)
     A_RI, B_PR = module.A_RI.astype(np.float64), module.B_OR[rows_P].astype(np.float64)
     exact_PI = W_PI + scale * (B_PR @ A_RI)

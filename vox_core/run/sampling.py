@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from vox_core.contract.arrays import Bools, Floats
 
@@ -73,8 +75,6 @@ def next_token(
         generated: how many of them, at the end, are the answer.
         allowed_V: tokens that may be chosen; None: all.
     """
-    import numpy as np
-
     if allowed_V is not None:
         logits_V = np.where(allowed_V, logits_V, -np.inf)
     if sampling.repetition_penalty != 1:
@@ -103,8 +103,6 @@ def log_prob(logits_V: Floats, token: int) -> float:
 
 def top_log_probs(logits_V: Floats, count: int) -> list[tuple[int, float]]:
     """Return the `count` most likely tokens with their `log_prob`, the likeliest first."""
-    import numpy as np
-
     if count == 0:
         return []
     size = len(logits_V)
@@ -121,8 +119,6 @@ def top_log_probs(logits_V: Floats, count: int) -> list[tuple[int, float]]:
 def _log_of_sum(logits_V: Floats, most: Floats) -> float:
     """Return log(sum(exp(logits - most))), with the terms in float32, of which each is off by at
     most 2^-23 of itself and of its distance from `most`, and their sum in float64."""
-    import numpy as np
-
     odds_V = logits_V - most
     return float(np.log(np.exp(odds_V, out=odds_V).sum(dtype=np.float64)))
 
@@ -130,8 +126,6 @@ def _log_of_sum(logits_V: Floats, most: Floats) -> float:
 def _place_at(odds_K: Floats, share: float) -> int:
     """Return the first place where the running sum of the odds, in float64, exceeds a share of the
     whole. Blocks are summed first: a running sum over all takes twenty times as long."""
-    import numpy as np
-
     mass_B = np.add.reduceat(odds_K, np.arange(0, len(odds_K), _BLOCK), dtype=np.float64).cumsum()
     wanted = share * mass_B[-1]
     block = int(mass_B.searchsorted(wanted, side="right"))
@@ -143,8 +137,6 @@ def _place_at(odds_K: Floats, share: float) -> int:
 
 
 def _penalised(logits_V: Floats, penalty: float, before: Sequence[int]) -> Floats:
-    import numpy as np
-
     seen, changed_V = np.asarray(before), logits_V.copy()
     found = logits_V[seen]
     changed_V[seen] = np.where(found < 0, found * penalty, found / penalty)
@@ -153,8 +145,6 @@ def _penalised(logits_V: Floats, penalty: float, before: Sequence[int]) -> Float
 
 def _shifted(logits_V: Floats, sampling: Sampling, answer: Sequence[int]) -> Floats:
     """Apply OpenAI's penalties to the tokens of the answer, and the bias."""
-    import numpy as np
-
     changed_V = logits_V.copy()
     seen_K, counts_K = np.unique(np.asarray(answer, np.int64), return_counts=True)
     changed_V[seen_K] -= sampling.frequency_penalty * counts_K + sampling.presence_penalty
@@ -165,8 +155,6 @@ def _shifted(logits_V: Floats, sampling: Sampling, answer: Sequence[int]) -> Flo
 
 def _least_odds(odds_V: Floats, sampling: Sampling) -> float:
     """Return the lowest odds, relative to the top token's, that a token is kept with."""
-    import numpy as np
-
     least, size = 0.0, len(odds_V)
     if 0 < sampling.top_k < size:
         least = float(np.partition(odds_V, size - sampling.top_k)[size - sampling.top_k])
@@ -179,8 +167,6 @@ def _least_odds(odds_V: Floats, sampling: Sampling) -> float:
 def _nucleus(odds_V: Floats, top_p: float) -> float:
     """Return the lowest odds in the nucleus. All odds below the mean of those outside of it are
     outside, which leaves few to sort."""
-    import numpy as np
-
     whole = odds_V.sum(dtype=np.float64)
     odds_K = np.sort(odds_V[odds_V >= (1 - top_p) * whole / len(odds_V)])[::-1]
     before_K = odds_K.cumsum(dtype=np.float64) - odds_K
@@ -190,7 +176,5 @@ def _nucleus(odds_V: Floats, top_p: float) -> float:
 
 def _uniform(seed: int, row: int, position: int) -> float:
     """Return a number in [0, 1) from Philox with a counter (Salmon et al. 2011)."""
-    import numpy as np
-
     bits = np.random.Philox(key=[seed, row], counter=[0, position, 0, 0])
     return float(np.random.Generator(bits).random())
