@@ -18,8 +18,8 @@ from typing import Any
 
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import Event, StepDone
-from vox_core.host.load import Backend
 from vox_core.run import loop
+from vox_core.run.learner import Learner
 from vox_core.run.train import train
 from vox_core.run.weighing import Scores
 
@@ -27,7 +27,7 @@ from vox_core.run.weighing import Scores
 def main() -> None:
     model, pairs, result, *two_pass = sys.argv[1:]
     if two_pass:
-        Backend.one_pass = False
+        Learner._in_one_pass = Learner._in_two_passes  # type: ignore[method-assign]
     marks: list[dict[str, float]] = []
 
     def mark(tokens: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from vox_core.contract import AdapterState, Batch, RowByRow, Trainer, TrainState
 from vox_core.host.judge import Verdict
-from vox_core.host.probe import Hardware
+from vox_core.host.probe import Device, Hardware
 from vox_core.host.select import Selection
 from vox_core.run import inputs
 from vox_core.weights import WeightFolder
@@ -129,7 +129,7 @@ def chosen_for_all(monkeypatch: pytest.MonkeyPatch) -> list[Bigram]:
         made.append(Bigram(job.model))
         return made[-1]
 
-    able = SimpleNamespace(learners=True)
+    able = SimpleNamespace(learners=True, one_pass=False)
     manifest = SimpleNamespace(
         capabilities=able,
         memory=SimpleNamespace(padded_rows=True),
@@ -137,14 +137,13 @@ def chosen_for_all(monkeypatch: pytest.MonkeyPatch) -> list[Bigram]:
     )
     backend = SimpleNamespace(
         id="bigram",
-        one_pass=False,
-        found=SimpleNamespace(manifest=manifest, distribution="vox-bigram"),
+        manifest=manifest,
+        found=SimpleNamespace(shown_version="1", distribution="vox-bigram"),
         train=train,
     )
     verdict = Verdict("bigram", "1", "bigram", "chosen", "")
-    selection = Selection(
-        "bigram", "backend bigram, for a test", Hardware(True, (), ""), (verdict,)
-    )
+    hardware = Hardware(True, (Device("a CPU", "cpu"),), "")
+    selection = Selection("bigram", "backend bigram, for a test", hardware, (verdict,))
     monkeypatch.setattr(inputs, "choose_for", lambda *_: (backend, selection))
     monkeypatch.setattr(inputs, "explain", lambda *_, **__: SimpleNamespace(refusal=None))
     return made

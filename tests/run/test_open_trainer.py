@@ -433,8 +433,7 @@ def test_a_learner_is_closed_alone(trainer, bigrams) -> None:
 
 
 def test_a_backend_with_one_learner_says_so(trainer) -> None:
-    manifest = trainer._shared.inputs.backend.found.manifest
-    manifest.capabilities.learners = False
+    trainer._shared.inputs.backend.manifest.capabilities.learners = False
     with pytest.raises(BackendError, match="one learner"):
         trainer.add("b")
 

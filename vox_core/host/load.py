@@ -48,6 +48,7 @@ from vox_core.hookspecs import PROJECT, HookSpecs
 from vox_core.host.blocked import blocked_plugins, blocking, unblock
 from vox_core.host.discover import Found, discover, known_plugins
 from vox_core.host.judge import Operation
+from vox_core.host.manifest import Manifest
 from vox_core.host.probe import this_machine, unmet
 from vox_core.text import did_you_mean
 
@@ -174,10 +175,10 @@ class Backend:
         return self.found.id
 
     @property
-    def one_pass(self) -> bool:
-        """Whether `Trainer.accumulate` takes `weigh`."""
-        manifest = self.found.manifest
-        return manifest is not None and manifest.is_backend and manifest.capabilities.one_pass
+    def manifest(self) -> Manifest:
+        """The plugin's manifest, without which it would not have been chosen."""
+        assert self.found.manifest is not None, self.id
+        return self.found.manifest
 
     def train(self, job: TrainJob, context: RunContext) -> Trainer:
         trainer = self._expect(Trainer, "train", job, context)  # type: ignore[type-abstract]

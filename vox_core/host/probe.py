@@ -82,7 +82,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The devices that a probe found, or in `detail` the evidence that there are none."""
+    """The devices that a probe found, or in `detail` the evidence that there are none. That of a
+    chosen backend has at least one."""
 
     present: bool
     devices: tuple[Device, ...]

@@ -302,8 +302,7 @@ def versions(backend: Backend) -> dict[str, str]:
     """Python and the installed distributions that can change a result: the core's libraries, the
     backend, and what its manifest requires."""
     found, plugin = {"python": platform.python_version()}, backend.found
-    needed = plugin.manifest.requires.distributions if plugin.manifest else ()
-    required = (Requirement(each).name for each in needed)
+    required = (Requirement(each).name for each in backend.manifest.requires.distributions)
     for name in dict.fromkeys((*_OF_THE_CORE, plugin.distribution, *required)):
         try:
             found[name] = metadata.version(name)

@@ -348,8 +348,7 @@ def no_numbers(tokens: Sequence[int]) -> TrainingError:
 
 def most_rows(hardware: Hardware) -> int:
     """Return how many rows are generated at once on the first device."""
-    on_cpu = not hardware.devices or hardware.devices[0].tag == "cpu"
-    return ROWS_ON_CPU if on_cpu else ROWS_ON_ACCELERATOR
+    return ROWS_ON_CPU if hardware.devices[0].tag == "cpu" else ROWS_ON_ACCELERATOR
 
 
 def cache_bytes(config: Mapping[str, Any], dtype: DType) -> int | None:

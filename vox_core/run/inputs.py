@@ -267,10 +267,8 @@ def _teacher(settings: TrainSettings, tokenizer: Path, fetching: Fetching) -> Mo
 def _require_loads(backend: Backend, teacher: ModelReference, settings: TrainSettings) -> None:
     """Refuse a teacher that the backend cannot load (B002, B004)."""
     backend.require("load")
-    manifest = backend.found.manifest
-    assert manifest is not None
     request = Request("load", quant=teacher.quant, model_type=teacher.base.model_type)
-    if lack := lacking(request, manifest.capabilities):
+    if lack := lacking(request, backend.manifest.capabilities):
         raise BackendError(
             "B002",
             f"backend {backend.id!r} cannot load the teacher",

@@ -490,7 +490,7 @@ def _computed_by(
 ) -> dict[str, object]:
     return {
         "backend": backend.id,
-        "device": hardware.devices[0].tag if hardware.devices else "cpu",
+        "device": hardware.devices[0].tag,
         "dtype": job.dtype,
         "quant": job.quant,
         "versions": versions(backend),
@@ -603,9 +603,8 @@ def batch_generator(
     rows: int | None = None,
 ) -> Generator:
     """Return a generator whose KV cache has `CACHE_SHARE` of the memory that the weights leave."""
-    device = hardware.devices[0] if hardware.devices else None
-    rows = rows or most_rows(hardware)
-    free = device and (device.available_bytes or device.memory_bytes)
+    device, rows = hardware.devices[0], rows or most_rows(hardware)
+    free = device.available_bytes or device.memory_bytes
     each = cache_bytes(config, dtype)
     if not free or not each:
         return Generator(model, rows)

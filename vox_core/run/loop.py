@@ -134,7 +134,7 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
             contract.optimizer,
             contract.seed,
             objective=inputs.objective,
-            one_pass=inputs.backend.one_pass,
+            one_pass=inputs.backend.manifest.capabilities.one_pass,
             check=check if learns_from_answers(inputs.objective) else None,
             world=session.world,
         )

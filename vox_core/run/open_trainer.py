@@ -273,8 +273,7 @@ class OpenTrainer:
             BackendError: B002, the backend has one learner at a time.
         """
         shared = self._shared
-        manifest = shared.inputs.backend.found.manifest
-        if manifest is None or not manifest.capabilities.learners:
+        if not shared.inputs.backend.manifest.capabilities.learners:
             raise BackendError(
                 "B002",
                 f"backend {shared.plan.backend!r} has one learner at a time",

@@ -156,16 +156,15 @@ def make_plan(
         rollouts=rollout_spec(settings, inputs),
     )
     saved, trained = _modules(contract, inputs)
-    selection, manifest = inputs.selection, inputs.backend.found.manifest
-    devices = selection.hardware.devices
+    backend, hardware = inputs.backend, inputs.selection.hardware
     # A model with linear attention is padded by every backend.
-    pads = manifest is None or manifest.memory.padded_rows or has_linear_attention(inputs.config)
+    pads = backend.manifest.memory.padded_rows or has_linear_attention(inputs.config)
     return ExecutionPlan(
         contract=contract,
-        backend=selection.chosen,
-        backend_version=next(v for v in selection.verdicts if v.id == selection.chosen).version,
-        device=devices[0].name if devices else "unknown",
-        dtype=resolve_dtype(settings.dtype, selection.hardware),
+        backend=backend.id,
+        backend_version=backend.found.shown_version,
+        device=hardware.devices[0].name,
+        dtype=resolve_dtype(settings.dtype, hardware),
         micro_batch_tokens=settings.micro_batch_tokens,
         modules=trained,
         eval_every=settings.eval_every,
@@ -290,8 +289,7 @@ def has_tied_head(config: Mapping[str, Any]) -> bool:
 
 def resolve_dtype(choice: DType | Literal["auto"], hardware: Hardware) -> DType:
     """`auto` is what the probe calls best for the device; float32 where it says nothing."""
-    best = hardware.devices[0].best_dtype if hardware.devices else None
-    return (best or "fp32") if choice == "auto" else choice
+    return (hardware.devices[0].best_dtype or "fp32") if choice == "auto" else choice
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

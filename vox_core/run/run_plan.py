@@ -347,15 +347,14 @@ def _require_shared(run: RunPlan, processes: int) -> None:
     """Refuse processes that the backend does not have (P001), or without an example (C004)."""
     if processes == 1:
         return
-    where, manifest = f"--processes {processes}", run.inputs.backend.found.manifest
     examples = min(run.contract.batch_size, run.contract.data.rows)
-    able = manifest.capabilities.distributed if manifest and manifest.is_backend else ()
+    able = run.inputs.backend.manifest.capabilities.distributed
     if run.settings.launcher not in able:
         raise PlanError(
             "P001",
             f"backend {run.inputs.backend.id!r} does not train in several processes that "
             f"{run.settings.launcher!r} starts",
-            where=where,
+            where=f"--processes {processes}",
             found=f"its launchers: {', '.join(able) or 'none'}",
             remedy="choose another --backend or --launcher, or leave out --processes",
         )
@@ -373,9 +372,9 @@ def _require_sharding(run: RunPlan, processes: int) -> None:
             where="--shard",
             remedy="add --processes N, or leave out --shard",
         )
-    manifest, adapter = run.inputs.backend.found.manifest, run.contract.adapter
+    backend, adapter = run.inputs.backend, run.contract.adapter
     reasons = {
-        f"backend {run.inputs.backend.id!r}": not (manifest and manifest.capabilities.sharding),
+        f"backend {backend.id!r}": not backend.manifest.capabilities.sharding,
         f"a base quantised to {run.contract.quant}": run.contract.quant != "none",
         "--method dora": adapter.method == "dora",
         "--modules-to-save": bool(adapter.modules_to_save),

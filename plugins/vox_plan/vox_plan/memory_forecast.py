@@ -102,10 +102,10 @@ def forecast(run: RunPlan) -> MemoryForecast:
         return None if size is None else size // run.settings.processes
 
     return MemoryForecast(
-        prediction=predict(_architecture(run), demand, _profile(run)),
+        prediction=predict(_architecture(run), demand, run.inputs.backend.manifest.memory),
         batch=demand.batch,
-        total=share(device.memory_bytes) if device else None,
-        free=share(device.available_bytes) if device else None,
+        total=share(device.memory_bytes),
+        free=share(device.available_bytes),
     )
 
 
@@ -181,7 +181,7 @@ def alternatives(run: RunPlan) -> list[Option]:
     """The same run under other settings that change its memory."""
     batches = {tokens: _batch(run, tokens) for tokens in MICRO_BATCH_TOKENS}
     model, demand = _architecture(run), _demand(run)
-    return options(model, demand, _profile(run), _quants(run), batches)
+    return options(model, demand, run.inputs.backend.manifest.memory, _quants(run), batches)
 
 
 def options(
@@ -278,8 +278,8 @@ def _way_out(run: RunPlan, seen: MemoryForecast, resumed: bool) -> str:
         return f"this fits: {found.flags(contract.quant)} ({gigabytes(found.peak)})"
     if resumed:
         return "no setting that a resumed run may change makes it fit"
-    manifest, processes = run.inputs.backend.found.manifest, run.settings.processes
-    able = processes > 1 and manifest and manifest.capabilities.sharding
+    processes = run.settings.processes
+    able = processes > 1 and run.inputs.backend.manifest.capabilities.sharding
     shared = "use fewer --processes, " if processes > 1 else ""
     shared += "split the base with --shard, " if able and not run.settings.shard else ""
     return (
@@ -374,21 +374,16 @@ def _batch(run: RunPlan, tokens: int) -> WorstCase:
     )
 
 
-def _profile(run: RunPlan) -> MemoryProfile:
-    manifest = run.inputs.backend.found.manifest
-    return manifest.memory if manifest else MemoryProfile()
-
-
 def _quants(run: RunPlan) -> Collection[Quant]:
-    manifest, weights = run.inputs.backend.found.manifest, run.inputs.weights
+    weights = run.inputs.weights
     if run.settings.shard:
         return {run.contract.quant}
-    has = manifest.capabilities.quantisations if manifest else ()
+    has = run.inputs.backend.manifest.capabilities.quantisations
     whole = run.contract.adapter.method == "full"
     saved = tuple(weights.tensors if whole else run.execution.saved.values())
     return possible_quants(has, weights.quant, run.inputs.config, weights.tensors, saved)
 
 
-def _device(run: RunPlan) -> Device | None:
+def _device(run: RunPlan) -> Device:
     """The first, which is the one that the plan names."""
-    return next(iter(run.inputs.selection.hardware.devices), None)
+    return run.inputs.selection.hardware.devices[0]

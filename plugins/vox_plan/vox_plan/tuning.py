@@ -127,8 +127,7 @@ class _Search:
 
     def _changes(self) -> Iterator[tuple[ExecutionPlan, str]]:
         """The plan as it is by then, with one knob at another value."""
-        manifest = self._run.inputs.backend.found.manifest
-        for name, values in (manifest.tuning if manifest else {}).items():
+        for name, values in self._run.inputs.backend.manifest.tuning.items():
             for value in values[1 : self._effort.values]:
                 if self._watch.over:
                     return

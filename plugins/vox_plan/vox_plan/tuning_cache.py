@@ -98,9 +98,9 @@ def cache_key(run: RunPlan, settings: TrainSettings) -> str:
 
 
 def _machine(run: RunPlan) -> dict[str, Any]:
-    device = next(iter(run.inputs.selection.hardware.devices), None)
+    device = run.inputs.selection.hardware.devices[0]
     return {
-        "device": [device.name, *device.features, device.memory_bytes] if device else None,
+        "device": [device.name, *device.features, device.memory_bytes],
         "cores": cpus(),
         "threads": {name: os.environ.get(name) for name in _THREADS},
     }

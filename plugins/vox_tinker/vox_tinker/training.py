@@ -194,7 +194,7 @@ class Training:
             weights_T = data.inputs["weights"].astype(np.float32)
             log_probs_T = yield replace(data.batch, weights_T=weights_T), seed, name, None
             weights_of(log_probs_T)
-        elif self._one_pass:
+        elif self._base.inputs.backend.manifest.capabilities.one_pass:
             log_probs_T = yield data.batch, seed, name, weights_of
         else:
             log_probs_T = trainer.log_probs(data.batch, name, seed)
@@ -287,11 +287,6 @@ class Training:
 
     # --- data -------------------------------------------------------------------------------------
 
-    @property
-    def _one_pass(self) -> bool:
-        manifest = self._base.inputs.backend.found.manifest
-        return manifest is not None and manifest.capabilities.one_pass
-
     def _require_sound(self, examples: Sequence[Example], loss: Loss) -> None:
         """Refuse data that cannot be trained on, by the name of the field."""
         inputs, weights = self._base.inputs, self._base.inputs.weights
@@ -311,14 +306,13 @@ class Training:
             targets = example.inputs["target_tokens"]
             require_tokens(targets, vocabulary, f"data[{number}].loss_fn_inputs['target_tokens']")
         shapes = {each.inputs["target_tokens"].shape[1:] for each in examples}
-        manifest = inputs.backend.found.manifest
         if shapes != {()}:
             if "weights" not in loss.inputs or len(shapes) > 1:
                 raise Refused(
                     "loss_fn_inputs['target_tokens']: several targets per position need "
                     "cross_entropy, and the same number in each datum of a request"
                 )
-            if manifest is None or not manifest.capabilities.several_targets:
+            if not inputs.backend.manifest.capabilities.several_targets:
                 raise Refused(
                     "loss_fn_inputs['target_tokens']: the backend has one target per position"
                 )
