@@ -21,16 +21,16 @@ from vox_core.run.train import train
 @pytest.fixture
 def broken(monkeypatch):
     """`broken(2, 3)`: these steps have an infinite loss."""
-    batches = loop.make_step_batches
+    batches = loop.Documents.batches
 
     def make(*numbers: int) -> None:
-        def made(dataset, number, **rest):
-            some, weight = batches(dataset, number, **rest)
-            for each in some if number in numbers else ():
+        def made(self, number):
+            found = batches(self, number)
+            for each in found[0] if number in numbers else ():
                 each.weights_T[each.weights_T > 0] = np.inf
-            return some, weight
+            return found
 
-        monkeypatch.setattr(loop, "make_step_batches", made)
+        monkeypatch.setattr(loop.Documents, "batches", made)
 
     return make
 

@@ -30,10 +30,10 @@ from vox_core.contract import (
 )
 from vox_core.data.batching import (
     StepBatches,
+    cut,
     cut_groups,
     documents_in_step,
     epochs_after,
-    make_step_batches,
     validation_batches,
 )
 from vox_core.data.rows import learns_from_answers
@@ -327,18 +327,10 @@ class Documents:
 
     def batches(self, number: int) -> StepBatches:
         made, contract, dataset = self._plan.execution, self._plan.contract, self._plan.data.train
+        chosen = documents_in_step(dataset, contract.batch_size, contract.seed, number).tolist()
         if self._plan.inputs.objective is None:
-            batches, weight = make_step_batches(
-                dataset,
-                number,
-                batch_size=contract.batch_size,
-                micro_batch_tokens=made.micro_batch_tokens,
-                seed=contract.seed,
-                packing=made.packing,
-            )
-            return batches, weight, ()
-        size, seed = contract.batch_size, contract.seed
-        chosen = documents_in_step(dataset, size, seed, number).tolist()
+            documents = [dataset[index] for index in chosen]
+            return *cut(documents, made.micro_batch_tokens, made.packing), ()
         return _compared(made, dataset, chosen, self._train)
 
     def validation(self, learner: Learner) -> Validation:
