@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from vox_core import models
     from vox_core.config import DataSource, TrainSettings
-    from vox_core.contract import Evaluator, Objective, Quant, Reward
+    from vox_core.contract import AdapterState, Evaluator, Objective, Quant, Reward
     from vox_core.data.checked import CheckedFile
     from vox_core.run.start import Start
 
@@ -81,6 +81,13 @@ class RunInputs:
     teacher: ModelReference | None = None
     start: Start | None = None
     evaluator: Evaluator | None = None
+
+    @property
+    def reference_adapter(self) -> AdapterState | None:
+        """Adapter of the model that the learner is compared with: the teacher's, or without a
+        teacher the starting one."""
+        source = self.teacher or self.start
+        return source.adapter if source else None
 
 
 def read_inputs(

@@ -364,16 +364,11 @@ def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepS
         return
     with contextlib.ExitStack() as stack:
         reference: Scorer | None = None
-        if "reference" in needs:
-            base = stack.enter_context(_base(plan, trainer, context))
-            if start := plan.inputs.start:
-                base.add_adapter(REFERENCE, start.adapter)
-            reference = partial(base.log_probs, adapter=REFERENCE if start else None)
-        if teacher := plan.inputs.teacher:
-            model = stack.enter_context(_loaded(plan, context, teacher.base.path, teacher.quant))
-            if teacher.adapter:
-                model.add_adapter(NAME, teacher.adapter)
-            reference = partial(model.log_probs, adapter=NAME if teacher.adapter else None)
+        if needs & {"reference", "teacher"}:
+            model = stack.enter_context(_compared_with(plan, trainer, context))
+            if adapter := plan.inputs.reference_adapter:
+                model.add_adapter(REFERENCE, adapter)
+            reference = partial(model.log_probs, adapter=REFERENCE if adapter else None)
         if reward := plan.inputs.reward:
             stack.callback(reward.close)
         yield Rollouts(plan, trainer, reference, context.world)
@@ -388,23 +383,23 @@ def _scores(plan: RunPlan, trainer: Trainer, context: Context) -> list[Scores]:
 
         @cache
         def opened() -> Model:
-            if teacher := plan.inputs.teacher:
-                loading = _loaded(plan, context, teacher.base.path, teacher.quant)
-                return stack.enter_context(loading)
-            return stack.enter_context(_base(plan, trainer, context))
+            return stack.enter_context(_compared_with(plan, trainer, context))
 
         both = filter(None, (plan.data.train, plan.data.valid))
         return [scores_of(plan, dataset, opened, context.emit) for dataset in both]
 
 
-@contextlib.contextmanager
-def _base(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[Model]:
-    """Yield a model that has the base: the trainer, or one beside it if the base itself learns."""
-    if plan.contract.adapter.method != "full":
-        yield trainer
-        return
-    with _loaded(plan, context, plan.inputs.model.path, plan.inputs.quant) as base:
-        yield base
+def _compared_with(
+    plan: RunPlan, trainer: Trainer, context: Context
+) -> contextlib.AbstractContextManager[Model]:
+    """Open the model that the learner is compared with: the teacher, or the base, which the trainer
+    has unless the base itself learns."""
+    inputs = plan.inputs
+    if teacher := inputs.teacher:
+        return _loaded(plan, context, teacher.base.path, teacher.quant)
+    if plan.contract.adapter.method == "full":
+        return _loaded(plan, context, inputs.model.path, inputs.quant)
+    return contextlib.nullcontext(trainer)
 
 
 def _loaded(

@@ -244,7 +244,7 @@ class Scores:
 def scores_of(run: RunPlan, dataset: Dataset, opened: Callable[[], Model], emit: Observe) -> Scores:
     """Take the scores of a data set from the cache, or compute them with the model that `opened`
     returns: the teacher's if the run has one, and else the base."""
-    plan, teacher, start = run.execution, run.inputs.teacher, run.inputs.start
+    plan, adapter = run.execution, run.inputs.reference_adapter
     top_k = run.inputs.objective.top_k if run.inputs.objective else 0
     decides = {
         **_identity(run),
@@ -261,9 +261,7 @@ def scores_of(run: RunPlan, dataset: Dataset, opened: Callable[[], Model], emit:
         else {"micro_batch_tokens": plan.micro_batch_tokens}
     )
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-    whose = "teacher" if teacher else "reference"
-    source = teacher or start
-    adapter = source.adapter if source else None
+    whose = "teacher" if run.inputs.teacher else "reference"
     shape = (int(dataset.trained_D().sum()), *[top_k] * bool(top_k))
 
     def make(folder: Path) -> None:
