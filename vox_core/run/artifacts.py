@@ -104,9 +104,7 @@ def write_artifacts(session: Session, result: Trained) -> TrainReport:
     report = report_of(session, result, state.step)
     made, model, run = plan.execution, plan.inputs.model, plan.run.path
     measured = report.best_loss if state.step == session.progress.best_step else report.valid_after
-    teacher = plan.settings.teacher
-    before = report.valid_before
-    about = card(made, model, state.step, before, measured, plan.trained_elements, teacher)
+    about = card(plan, state.step, report.valid_before, measured)
     if state.adapter.method == "full":
         with files.atomic_folder(run / MODEL, replace=True) as folder:
             _write_model(folder, plan.inputs, made, state)
@@ -311,23 +309,11 @@ def versions(backend: Backend) -> dict[str, str]:
     return found
 
 
-def card(
-    plan: ExecutionPlan,
-    model: LocalModel,
-    step: int,
-    before: float | None,
-    after: float | None,
-    parameters: int,
-    teacher: str | None = None,
-) -> str:
-    """The model card, with the metadata block that the Hugging Face hub reads.
-
-    Args:
-        parameters: number of those that are trained.
-        teacher: as the settings name it.
-    """
+def card(run: RunPlan, step: int, before: float | None, after: float | None) -> str:
+    """The model card, with the metadata block that the Hugging Face hub reads."""
+    plan, model, teacher = run.execution, run.inputs.model, run.settings.teacher
     contract, adapter, optimizer = plan.contract, plan.contract.adapter, plan.contract.optimizer
-    whole = adapter.method == "full"
+    whole, parameters = adapter.method == "full", run.trained_elements
     kind = f"rank {adapter.rank}, alpha {adapter.alpha:g}, {len(plan.modules)} modules"
     rows = {
         "base model": f"{model.id} ({model.model_type})",
