@@ -11,7 +11,6 @@ or be held against them, without knowing of the format.
 from __future__ import annotations
 
 import math
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -124,12 +123,10 @@ def plain_copy(weights: Weights, beside: Path) -> Iterator[Path]:
     if isinstance(weights, WeightFolder):
         yield weights.folder
         return
-    copy = Path(tempfile.mkdtemp(prefix=files.TEMPORARY_PREFIX, dir=beside.absolute().parent))
-    try:
-        write_checkpoint(copy, weights)
-        yield copy
-    finally:
-        shutil.rmtree(copy, ignore_errors=True)
+    prefix, where = files.TEMPORARY_PREFIX, beside.absolute().parent
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=where, ignore_cleanup_errors=True) as copy:
+        write_checkpoint(Path(copy), weights)
+        yield Path(copy)
 
 
 def trained_weights(source: ModelReference, *, exact: bool = True) -> Weights:
