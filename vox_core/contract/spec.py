@@ -210,9 +210,13 @@ class FineTuneContract:
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 of the canonical JSON (sorted keys, no spaces, UTF-8), in hex."""
-        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return digest_of(self.to_json())
+
+
+def digest_of(document: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the canonical JSON (sorted keys, no spaces, UTF-8), in hex."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,6 @@ the same.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +32,7 @@ from vox_core.bounded_json import differences, schema_faults
 from vox_core.config import BackendName, Change, DataSource, TrainSettings, validate
 from vox_core.config.sections import kebab
 from vox_core.contract import ExecutionPlan
+from vox_core.contract.spec import digest_of
 from vox_core.data.formats import is_remote
 from vox_core.data.tokenizer import TEMPLATE
 from vox_core.errors import AdapterError, ConfigError, PlanError, command
@@ -492,7 +491,7 @@ class PinnedPlan:
     Args:
         settings: the plan's, and those given beside it.
         exact: what the run has to be.
-        digest: of `exact`.
+        digest: of `exact`, the identity of a plan.
     """
 
     path: Path
@@ -526,12 +525,6 @@ class PinnedPlan:
                 ),
                 remedy="undo these changes, or plan anew: vox plan ... --json > plan.json",
             )
-
-
-def digest_of(exact: Mapping[str, Any]) -> str:
-    """SHA-256 over canonical JSON, in hex: the identity of a plan."""
-    text = json.dumps(exact, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_plan(path: Path, flags: Mapping[str, Any]) -> PinnedPlan:
