@@ -94,7 +94,6 @@ class Step:
             objective's weights are multiplied by it first; its loss is not divided.
         lr: learning rate of this step, schedule applied.
         evaluate: run validation after this step.
-        epoch: epochs finished after this step, as a fraction.
         groups: the documents that an objective compares; empty in supervised training.
     """
 
@@ -103,7 +102,6 @@ class Step:
     total_weight: float
     lr: float
     evaluate: bool = False
-    epoch: float = 0.0
     groups: tuple[tuple[Place, ...], ...] = ()
 
 

@@ -287,7 +287,6 @@ def steps_of(plan: RunPlan, first: int, source: StepSource | None = None) -> Ite
             total_weight=weight,
             lr=learning_rate(contract.optimizer, number, total),
             evaluate=validated and is_validated(number, total, every),
-            epoch=_epochs_after(plan, number),
             groups=groups,
         )
 
