@@ -162,11 +162,12 @@ class RunController:
 
     Args:
         progress: what was measured until now; it hears of an event before this does.
-        interrupted: whether a signal asked for the end.
+        signalled: whether a signal asks for the end.
         out_of_time: whether `--max-time` is over.
         records: write bad_batches.jsonl.
 
     Attributes:
+        signalled: as given.
         settle: waits for a checkpoint that is under way. For the caller to set.
     """
 
@@ -174,13 +175,13 @@ class RunController:
         self,
         plan: RunPlan,
         progress: Progress,
-        interrupted: Callable[[], bool],
+        signalled: Callable[[], bool],
         out_of_time: Callable[[], bool],
         *,
         records: bool = True,
     ) -> None:
         self._plan, self._progress, self._records = plan, progress, records
-        self._interrupted, self._out_of_time = interrupted, out_of_time
+        self.signalled, self._out_of_time = signalled, out_of_time
         vocabulary = vocabulary_size(plan.inputs.config, plan.inputs.weights.tensors)
         ordered = plan.contract.order.curriculum != "none"
         self._losses = LossWatch(vocabulary, progress, ordered=ordered)
@@ -196,13 +197,9 @@ class RunController:
         elif isinstance(event, CheckpointWritten):
             yield from self._changed_files()
 
-    def signalled(self) -> bool:
-        """Whether a signal asks for the end."""
-        return self._interrupted()
-
     def interrupted(self) -> bool:
         """Whether a signal or `--max-time` asks for the end."""
-        return self._interrupted() or self._out_of_time()
+        return self.signalled() or self._out_of_time()
 
     def stop_requested(self) -> bool:
         return self.interrupted() or self._progress.exhausted
@@ -247,7 +244,7 @@ class RunController:
                 f"early stopping: no better held-out loss in {since} "
                 f"{'validation' if since == 1 else 'validations'}; the best was {self._best()}"
             )
-        elif self._out_of_time() and not self._interrupted():
+        elif self._out_of_time() and not self.signalled():
             yield Notice("stopped: the time of --max-time is over")
 
     def _best(self) -> str:
