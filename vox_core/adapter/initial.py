@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vox_core.contract import AdapterSpec, AdapterState, LazyMapping, LowRank, ModuleShape
+from vox_core.contract import AdapterSpec, AdapterState, Floats, LazyMapping, LowRank, ModuleShape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from vox_core.contract import Floats
 
     ReadTensor = Callable[[str], NDArray[Any]]
 

@@ -13,16 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vox_core import bounded_json, files
 from vox_core.adapter.targets import leaf_names
-from vox_core.contract import AdapterState, LowRank, Method, ModuleShape
+from vox_core.contract import AdapterState, Floats, LowRank, Method, ModuleShape
 from vox_core.errors import AdapterError
 from vox_core.weights import SafetensorsFile, write_safetensors
-
-if TYPE_CHECKING:
-    from vox_core.contract import Floats
 
 WEIGHTS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"

@@ -18,8 +18,12 @@ These modules read nothing, and import numpy where they compute with it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from vox_core.contract.arrays import (
+    Bools as Bools,
+    Doubles as Doubles,
+    Floats as Floats,
+    Ints as Ints,
+)
 from vox_core.contract.batch import (
     Batch as Batch,
     Place as Place,
@@ -105,11 +109,3 @@ from vox_core.contract.state import (
     LowRank as LowRank,
     TrainState as TrainState,
 )
-
-if TYPE_CHECKING:
-    from vox_core.contract.arrays import (
-        Bools as Bools,
-        Doubles as Doubles,
-        Floats as Floats,
-        Ints as Ints,
-    )

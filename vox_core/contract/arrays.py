@@ -1,13 +1,14 @@
-"""Type aliases of the kinds of array between core and backend, for type checkers only."""
+"""Type aliases of the kinds of array between core and backend; they import no numpy."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Floats: TypeAlias = NDArray[np.float32]
-Doubles: TypeAlias = NDArray[np.float64]
-Ints: TypeAlias = NDArray[np.int64]
-Bools: TypeAlias = NDArray[np.bool_]
+Floats: TypeAlias = "NDArray[np.float32]"
+Doubles: TypeAlias = "NDArray[np.float64]"
+Ints: TypeAlias = "NDArray[np.int64]"
+Bools: TypeAlias = "NDArray[np.bool_]"

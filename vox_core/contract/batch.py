@@ -9,10 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-if TYPE_CHECKING:
-    from vox_core.contract.arrays import Bools, Floats, Ints
+from vox_core.contract.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,14 +16,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from vox_core.contract.arrays import Doubles, Floats, Ints
 from vox_core.contract.batch import Batch
 from vox_core.contract.spec import OptimizerSpec
 from vox_core.contract.state import AdapterState, TrainState
-
-if TYPE_CHECKING:
-    from vox_core.contract.arrays import Doubles, Floats, Ints
 
 Weigh: TypeAlias = "Callable[[Floats], Floats]"
 """From the log-probabilities of a batch, (T,), to its weights, (T,), both float32."""

@@ -12,10 +12,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from vox_core.contract.arrays import Floats
+from vox_core.contract.arrays import Floats
 
 Need: TypeAlias = Literal["reference", "teacher", "rollouts", "rewards", "mismatched"]
 """Log-probabilities of the model that training starts from, or of a teacher (`Side.reference_K`);

@@ -8,12 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from vox_core.contract.arrays import Floats
 from vox_core.contract.spec import Method
-
-if TYPE_CHECKING:
-    from vox_core.contract.arrays import Floats
 
 V = TypeVar("V")
 

@@ -46,14 +46,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 
-from vox_core.contract import Batch, OrderSpec, Packing, Place, World, padded_groups
+from vox_core.contract import Batch, Floats, Ints, OrderSpec, Packing, Place, World, padded_groups
 from vox_core.data.dataset import Dataset
 from vox_core.data.encode import Document
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from vox_core.contract import Floats, Ints
 
 
 @lru_cache(maxsize=2)  # steps ask for the same epoch over and over

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -44,6 +44,7 @@ from vox_core.contract import (
     AdapterState,
     CheckpointWritten,
     Event,
+    Floats,
     LazyMapping,
     LowRank,
     Method,
@@ -54,10 +55,6 @@ from vox_core.errors import ModelError, PlanError, StorageError, TrainingError, 
 from vox_core.run.folder import numbered, step_of
 from vox_core.run.progress import Progress
 from vox_core.weights import SafetensorsFile, safetensors_bytes
-
-if TYPE_CHECKING:
-    from vox_core.contract import Floats
-
 
 ADAPTER = "adapter.safetensors"
 MOMENTS = "moments.safetensors"

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from vox_core.contract import DType, Model
+from vox_core.contract import Bools, DType, Floats, Model
 from vox_core.errors import TrainingError
 from vox_core.run.plan import text_config
 from vox_core.run.sampling import Sampling, log_prob, next_token, top_log_probs
 
 if TYPE_CHECKING:
-    from vox_core.contract import Bools, Floats
     from vox_core.host.probe import Hardware
 
 ROWS_ON_CPU = 16

@@ -24,6 +24,7 @@ import numpy as np
 
 from vox_core.contract import (
     Batch,
+    Floats,
     Objective,
     OptimizerSpec,
     Place,
@@ -41,7 +42,6 @@ from vox_core.run.artifacts import versions
 from vox_core.run.weighing import StepWeights, by_batch, mean_metrics, totals_of, weigh, weighted
 
 if TYPE_CHECKING:
-    from vox_core.contract import Floats
     from vox_core.run.run_plan import RunPlan
 
 NAME = "adapter"

@@ -19,22 +19,19 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from vox_core.bounded_json import read, schema_faults
-from vox_core.contract import Batch, DType
+from vox_core.contract import AdapterState, Batch, DType, ExecutionPlan, Floats, Model
 from vox_core.data.audit import vocabulary_of
 from vox_core.digests import CONFIG_FILE
 from vox_core.errors import AdapterError, ProofError
 from vox_core.run.folder import PROBE
 from vox_core.run.plan import positions
 from vox_core.run.reference import ModelReference, adapter_digest
-
-if TYPE_CHECKING:
-    from vox_core.contract import AdapterState, ExecutionPlan, Floats, Model
 
 DOCUMENTS, TOKENS = 4, 128
 """Enough for an effect to show, and less than a second of work."""

@@ -20,6 +20,7 @@ from vox_core.config import MergeSettings
 from vox_core.contract import (
     AdapterState,
     DType,
+    Floats,
     LoadJob,
     MergeJob,
     MergeTarget,
@@ -57,7 +58,6 @@ from vox_core.weights import WeightFolder, Weights
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from vox_core.contract import Floats
 
 MANIFEST = "vox_merge.json"
 

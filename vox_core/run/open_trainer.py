@@ -24,6 +24,7 @@ from vox_core.contract import (
     Batch,
     DataIdentity,
     ExecutionPlan,
+    Floats,
     ModelIdentity,
     Notice,
     Objective,
@@ -62,7 +63,6 @@ from vox_core.run.weighing import Groups, totals_of, weigh, weighted
 
 if TYPE_CHECKING:
     from vox_core import models
-    from vox_core.contract import Floats
     from vox_core.data import encode
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vox_core.contract import AdapterState, LoadJob, MergeTarget, RunContext
+from vox_core.contract import AdapterState, DType, Floats, Ints, LoadJob, MergeTarget, RunContext
 from vox_core.errors import ProofError
 from vox_core.host.load import Backend
 from vox_core.weights import STORED_AS, numpy_dtype
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-    from vox_core.contract import DType, Floats, Ints
 
 PROBE = (
     "The quick brown fox jumps over the lazy dog. In 1969, two astronauts walked on the Moon.\n"

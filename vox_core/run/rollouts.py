@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from vox_core import files
-from vox_core.contract import Batch, DType, Place, Step, Trainer, Validation, World
+from vox_core.contract import Batch, DType, Floats, Place, Step, Trainer, Validation, World
 from vox_core.data.batching import StepBatches, documents_of_step, grouped
 from vox_core.data.checked import cut
 from vox_core.data.formats import place_of
@@ -46,7 +46,6 @@ from vox_core.run.weighing import total_weight
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vox_core.contract import Floats
     from vox_core.data.dataset import Dataset
     from vox_core.run.run_plan import RunPlan
 

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from vox_core.contract.arrays import Bools, Floats
+from vox_core.contract import Bools, Floats
 
 _BLOCK = 512
 _GREEDY = 1e-6

@@ -29,6 +29,8 @@ from vox_core.contract import (
     DType,
     ExecutionPlan,
     FineTuneContract,
+    Floats,
+    Ints,
     LowRank,
     Method,
     ModelIdentity,
@@ -41,8 +43,6 @@ from vox_core.contract import (
 from vox_core.weights import WeightFolder
 
 if TYPE_CHECKING:
-    from vox_core.contract import Floats, Ints
-
     Document: TypeAlias = tuple[Ints, Floats]
     """Tokens and weights, of one length; the weight of the last position is 0."""
 

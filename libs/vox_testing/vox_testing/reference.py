@@ -21,14 +21,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from vox_core.adapter.targets import linear_modules, parameter_names
-from vox_core.contract import AdapterState, Batch, ModuleShape, Step
+from vox_core.contract import AdapterState, Batch, Ints, ModuleShape, Step
 from vox_core.weights import WeightFolder
 from vox_testing.llama import llama_logits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from vox_core.contract import Ints
 
     Doubles: TypeAlias = NDArray[np.float64]
 

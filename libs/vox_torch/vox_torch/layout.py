@@ -15,13 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from vox_core.contract import Batch, padded_groups
+from vox_core.contract import Batch, Floats, Ints, padded_groups
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
-
-    from vox_core.contract import Floats, Ints
 
 
 LEAST_SHARED = 16

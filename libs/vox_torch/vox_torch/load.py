@@ -21,13 +21,13 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from vox_core.contract import AdapterState, Batch, LoadJob, Model
+from vox_core.contract import AdapterState, Batch, Floats, Ints, LoadJob, Model
 from vox_core.weights import WeightFolder
 from vox_torch.arrays import float32, float32_blocks
 from vox_torch.attention import DOCUMENTS
@@ -42,10 +42,6 @@ from vox_torch.prepacked import prepack
 from vox_torch.profile import DeviceProfile
 from vox_torch.running import RunningBatch
 from vox_torch.trial import loss_of
-
-if TYPE_CHECKING:
-    from vox_core.contract import Floats, Ints
-
 
 SMALLER = "use a smaller base"
 _QUANTISED = f"{SMALLER}, such as with --quant nf4"

@@ -27,7 +27,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vox_core.contract import LazyMapping, Optimizer, TrainState, Update
+from vox_core.contract import Floats, LazyMapping, Optimizer, TrainState, Update
 from vox_torch.arrays import at_least_float32
 from vox_torch.libraries import import_bitsandbytes
 from vox_torch.shards import is_split, joined_like, own_part, part_of
@@ -35,7 +35,6 @@ from vox_torch.shards import is_split, joined_like, own_part, part_of
 if TYPE_CHECKING:
     import torch
 
-    from vox_core.contract import Floats
     from vox_torch.ranks import Ranks
     from vox_torch.shards import Shards
 

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from vox_core.contract import (
     Batch,
+    Doubles,
     FastPaths,
+    Floats,
     Notice,
     RunContext,
     Trainer,
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from vox_core.contract import Doubles, Floats
     from vox_torch.reference_check import Reference
 
 Found = TypeVar("Found")

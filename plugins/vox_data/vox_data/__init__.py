@@ -6,12 +6,9 @@ The hooks are below; the commands are in cli.py.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from vox_core.contract import Ints, RowStream
 from vox_core.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from vox_core.contract import Ints, RowStream
 
 
 @hookimpl

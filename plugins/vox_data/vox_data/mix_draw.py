@@ -12,14 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vox_core.api.rows import apportion
-
-if TYPE_CHECKING:
-    from vox_core.contract import Ints
+from vox_core.contract import Ints
 
 _TRIED = 5_000
 """Row counts tried by `largest_rows`: some tenths of a second."""

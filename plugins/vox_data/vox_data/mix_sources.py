@@ -31,13 +31,12 @@ from vox_core.api.rows import (
     readable,
     value_counts,
 )
-from vox_core.contract import DataPolicy
+from vox_core.contract import DataPolicy, Ints
 from vox_data.recipe import MixSource
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from vox_core.contract import Ints
 
 REASONS = (
     "faulty", "other lane", "other category", "low rating", "duplicate", "over the cap",

@@ -27,7 +27,7 @@ from starlette.responses import StreamingResponse
 
 from vox_core.api.files import read_json
 from vox_core.api.models import positions
-from vox_core.contract import DType, Notice
+from vox_core.contract import Batch, DType, Floats, Model, Notice
 from vox_core.errors import BackendError, ConfigError
 from vox_engines.keeper import URL, Keeper, Process
 from vox_engines.programs import Program, find
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from vox_core.api.commands import ServeSettings
     from vox_core.api.models import Observe
-    from vox_core.contract import Batch, Floats, Model
     from vox_serve.app import Guide
     from vox_serve.engine import Engine
     from vox_serve.requests import CompletionRequest

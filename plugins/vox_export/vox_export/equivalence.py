@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,11 +38,8 @@ from vox_core.api.models import (
     probe_tokens,
 )
 from vox_core.api.tokenizers import load_tokenizer
-from vox_core.contract import AdapterState, LoadJob, Method
+from vox_core.contract import AdapterState, Floats, LoadJob, Method
 from vox_core.errors import BackendError, ProofError
-
-if TYPE_CHECKING:
-    from vox_core.contract import Floats
 
 ROUNDING = 2.0**-24 + 2.0**-40
 

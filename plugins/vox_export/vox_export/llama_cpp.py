@@ -24,14 +24,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
+from vox_core.contract import Floats
 from vox_core.errors import WorkError
-
-if TYPE_CHECKING:
-    from vox_core.contract import Floats
 
 K_QUANTS = ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
 START_SECONDS = 600.0

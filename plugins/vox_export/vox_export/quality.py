@@ -49,13 +49,12 @@ from vox_core.api.models import (
     write_checkpoint,
 )
 from vox_core.api.tokenizers import load_tokenizer
-from vox_core.contract import LoadJob
+from vox_core.contract import Floats, LoadJob, Model
 from vox_core.errors import ProofError
 from vox_export import llama_cpp
 from vox_formats.gguf_model import GgufSource
 
 if TYPE_CHECKING:
-    from vox_core.contract import Floats, Model
     from vox_export.gguf_file import ModelFile, Target
     from vox_export.vocabulary import Vocabulary
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
-if TYPE_CHECKING:
-    from vox_core.contract import Floats, Ints
+from vox_core.contract import Floats, Ints
 
 CHUNK, CHUNK_ON_CPU = 512, 128
 """Tokens of prompts that are computed between two decoding steps."""

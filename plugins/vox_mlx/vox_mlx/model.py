@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from vox_core.contract import AdapterState, Batch, Model, padded_groups
+from vox_core.contract import AdapterState, Batch, Floats, Ints, Model, padded_groups
 from vox_mlx.base import require_window
 from vox_mlx.generate import Generation, beginning, can_be_cut
 from vox_mlx.inject import Adapters, Values
 from vox_mlx.loss import Rows, begun_alike, choose_at_head, nll, rows
-
-if TYPE_CHECKING:
-    from vox_core.contract import Floats, Ints
 
 _ON_CPU = 256
 """Positions of padded rows at once. The cost of a call is that of some 30 tokens of SmolLM2."""

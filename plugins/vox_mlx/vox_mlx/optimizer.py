@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from vox_core.contract import LazyMapping, TrainState, Update
+from vox_core.contract import Floats, LazyMapping, TrainState, Update
 from vox_mlx.arrays import float32
-
-if TYPE_CHECKING:
-    from vox_core.contract import Floats
 
 Values = dict[str, mx.array]
 

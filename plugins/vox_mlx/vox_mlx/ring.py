@@ -15,16 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
 
+from vox_core.contract import Doubles, World
 from vox_core.errors import unreachable
 from vox_mlx.optimizer import Values
-
-if TYPE_CHECKING:
-    from vox_core.contract import Doubles, World
 
 RENDEZVOUS = "RENDEZVOUS_FILE"
 """Variable with a path; each rank that has started makes a file with its number appended."""

@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from vox_core.contract import (
     Batch,
+    Doubles,
+    Floats,
     Notice,
     RunContext,
     Trainer,
@@ -36,9 +38,6 @@ from vox_mlx.loss import Rows
 from vox_mlx.model import MlxModel, on_gpu
 from vox_mlx.optimizer import AdamW, global_norm
 from vox_mlx.ring import Ring
-
-if TYPE_CHECKING:
-    from vox_core.contract import Doubles, Floats
 
 _NATS = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.1}
 """How far log-probabilities may move when attention goes by blocks, as a root mean square: far more

@@ -15,17 +15,14 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import AliasChoices, Field, model_validator
 
-from vox_core.contract import Group, Need, Objective, Side, Totals, Weighed
+from vox_core.contract import Floats, Group, Need, Objective, Side, Totals, Weighed
 from vox_objectives.options import options
 from vox_objectives.rows import judged, mismatched, pair
-
-if TYPE_CHECKING:
-    from vox_core.contract import Floats
 
 MOST_LIKELY = -(2.0**-24)
 """Log of the largest probability below 1 in float32; the odds of 1 are infinite."""

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 import numpy as np
 from pydantic import Field, model_validator
 
-from vox_core.contract import Group, Need, Objective, Side, Totals, Weighed
+from vox_core.contract import Floats, Group, Need, Objective, Side, Totals, Weighed
 from vox_objectives.options import options
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from vox_core.contract import Floats
 
     Doubles: TypeAlias = NDArray[np.float64]
     Bools: TypeAlias = NDArray[np.bool_]

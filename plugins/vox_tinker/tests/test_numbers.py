@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,11 +14,9 @@ from tinker import types
 
 import vox_core as vox
 from vox_core.api.training import load_newest
+from vox_core.contract import Floats
 from vox_core.run.own_documents import documents_of, objective_named
 from vox_tinker.checkpoints import STATE, Store
-
-if TYPE_CHECKING:
-    from vox_core.contract import Floats
 
 SETTINGS = {
     "backend": "cpu", "dtype": "fp32", "rank": 4, "alpha": 32, "dropout": 0.0, "seed": 1,

@@ -27,7 +27,7 @@ from vox_core.api.models import positions, resolve_reference
 from vox_core.api.plans import vocabulary_size
 from vox_core.api.rows import special_ids
 from vox_core.api.tokenizers import end_of_turn_ids
-from vox_core.contract import Batch
+from vox_core.contract import AdapterState, Batch, Floats
 from vox_tinker.engine import Engine, Row
 from vox_tinker.futures import Answer, Refused, failure, outcome
 from vox_tinker.training import require_tokens
@@ -35,7 +35,6 @@ from vox_tinker.wire import prompt_tokens, sample_answer
 
 if TYPE_CHECKING:
     from vox_core.api.training import TrainingBase
-    from vox_core.contract import AdapterState, Floats
     from vox_tinker.sessions import Served, Sessions
 
 LOADED = 8

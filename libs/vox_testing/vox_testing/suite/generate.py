@@ -11,21 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from vox_core.adapter.initial import generator
-from vox_core.contract import AdapterState, Model, Update
+from vox_core.contract import AdapterState, Floats, Ints, Model, Update
 from vox_testing.jobs import batch, documents, stirred
 from vox_testing.llama import write_llama
 from vox_testing.subject import NAME, Subject
 from vox_testing.suite.load import TOKENS, effective, relative
 from vox_testing.suite.requirements import loads, needs, trains
-
-if TYPE_CHECKING:
-    from vox_core.contract import Floats, Ints
 
 # Longer than a cache that a backend may have made for itself.
 MANY = 80

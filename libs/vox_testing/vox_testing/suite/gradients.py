@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from vox_core.contract import AdapterState, Batch, ExecutionPlan, Method, Trainer, Update
+from vox_core.contract import AdapterState, Batch, ExecutionPlan, Floats, Method, Trainer, Update
 from vox_testing.jobs import batch, documents, signed, stirred, without_scores
 from vox_testing.reference import Reference
 from vox_testing.subject import NAME, Subject
@@ -24,8 +24,6 @@ from vox_testing.suite.requirements import each_method, needs, trains
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from vox_core.contract import Floats
 
     Doubles = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vox_core.contract import Batch, Method, Update
+from vox_core.contract import Batch, Floats, Method, Update
 from vox_testing.jobs import batch, documents, signed, stirred, without_scores
 from vox_testing.reference import Reference
 from vox_testing.subject import NAME, Subject
@@ -18,7 +18,6 @@ from vox_testing.suite.load import TOKENS, effective, relative
 from vox_testing.suite.requirements import each_method, loads, trains
 
 if TYPE_CHECKING:
-    from vox_core.contract import Floats
     from vox_testing.reference import Doubles
 
 # What masks of dropout 0.4 do to log-probabilities, relative. Seen with the CPU backend: 0.1.
