@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from tests.parity import held, tolerances
-from vox_core.contract import Batch, Update
-from vox_core.contract.arrays import Ints
+from vox_core.contract import Batch, Ints, Update
 from vox_mlx import loss, model, optimizer, train
 
 STEPS = 8

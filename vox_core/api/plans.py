@@ -33,7 +33,7 @@ from vox_core.run.artifacts import versions as versions
 from vox_core.host.load import Context as Context
 from vox_core.run.hf_checkpoint import as_trained as as_trained, seeded as seeded
 from vox_core.run.loop import is_validated as is_validated
-from vox_core.contract.spec import digest_of as digest_of
+from vox_core.run.resume import digest_of as digest_of
 from vox_core.run.plan import (
     has_linear_attention as has_linear_attention,
     has_tied_head as has_tied_head,

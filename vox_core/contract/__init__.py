@@ -6,7 +6,7 @@ carries it out. Jobs go to a backend; results and events come back. All of it is
 numpy.
 
     spec.py      contract and plan
-    batch.py     documents, steps
+    batch.py     documents, steps, kinds of array
     state.py     adapters, training state
     events.py    events of a run
     jobs.py      jobs, results, context, a plugin's advice on a planned run
@@ -18,14 +18,12 @@ These modules read nothing, and import numpy where they compute with it.
 
 from __future__ import annotations
 
-from vox_core.contract.arrays import (
+from vox_core.contract.batch import (
+    Batch as Batch,
     Bools as Bools,
     Doubles as Doubles,
     Floats as Floats,
     Ints as Ints,
-)
-from vox_core.contract.batch import (
-    Batch as Batch,
     Place as Place,
     Step as Step,
     cut_to_rows as cut_to_rows,

@@ -1,4 +1,4 @@
-"""Batches and steps of tokenised documents for a backend.
+"""Batches and steps of tokenised documents for a backend, and the arrays that cross the seam.
 
 Shape legend: T tokens of a batch, D documents of a batch, K trained positions of a document, M
 targets of a position.
@@ -9,9 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from vox_core.contract.arrays import Bools, Floats, Ints
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Floats: TypeAlias = "NDArray[np.float32]"
+Doubles: TypeAlias = "NDArray[np.float64]"
+Ints: TypeAlias = "NDArray[np.int64]"
+Bools: TypeAlias = "NDArray[np.bool_]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from vox_core.contract.arrays import Doubles, Floats, Ints
-from vox_core.contract.batch import Batch
+from vox_core.contract.batch import Batch, Doubles, Floats, Ints
 from vox_core.contract.spec import OptimizerSpec
 from vox_core.contract.state import AdapterState, TrainState
 

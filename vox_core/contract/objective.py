@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
-from vox_core.contract.arrays import Floats
+from vox_core.contract.batch import Floats
 
 Need: TypeAlias = Literal["reference", "teacher", "rollouts", "rewards", "mismatched"]
 """Log-probabilities of the model that training starts from, or of a teacher (`Side.reference_K`);

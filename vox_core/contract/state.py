@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from vox_core.contract.arrays import Floats
+from vox_core.contract.batch import Floats
 from vox_core.contract.spec import Method
 
 V = TypeVar("V")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vox_core import bounded_json
+from vox_core import bounded_json, models
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.contract import SFT, Notice, ObjectiveSpec
 from vox_core.data.audit import Audit, audit, require_sound, vocabulary_of
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from vox_core import models
     from vox_core.config import DataSource, TrainSettings
     from vox_core.contract import AdapterState, Evaluator, Objective, Quant, Reward
     from vox_core.data.checked import CheckedFile

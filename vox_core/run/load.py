@@ -40,7 +40,7 @@ from vox_core.run.generate import (
     most_rows,
     no_numbers,
 )
-from vox_core.run.inputs import choose_for
+from vox_core.run.inputs import RunInputs, choose_for
 from vox_core.run.plan import positions, resolve_dtype, settled_quant
 from vox_core.run.reference import ModelReference, adapter_digest, resolve_reference
 from vox_core.run.sampling import Sampling, log_prob
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from vox_core.contract import Bools, ExecutionPlan, Floats
-    from vox_core.run.inputs import RunInputs
 
 ADAPTER = "adapter"
 GIVEN_TOKENS = 256

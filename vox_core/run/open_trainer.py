@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from vox_core import files
+from vox_core import files, models
 from vox_core.config import GenerateSettings, TrainSettings, validate
 from vox_core.contract import (
     Batch,
@@ -62,7 +62,6 @@ from vox_core.run.start import REFERENCE, find_adapter, require_same_adapter, st
 from vox_core.run.weighing import Groups, totals_of, weigh, weighted
 
 if TYPE_CHECKING:
-    from vox_core import models
     from vox_core.data import encode
 
 

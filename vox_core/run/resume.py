@@ -32,7 +32,7 @@ from vox_core.bounded_json import differences, schema_faults
 from vox_core.config import BackendName, Change, DataSource, TrainSettings, validate
 from vox_core.config.sections import kebab
 from vox_core.contract import ExecutionPlan
-from vox_core.contract.spec import digest_of
+from vox_core.contract.spec import digest_of as digest_of
 from vox_core.data.formats import is_remote
 from vox_core.data.tokenizer import TEMPLATE
 from vox_core.errors import AdapterError, ConfigError, PlanError, command
@@ -53,10 +53,9 @@ from vox_core.run.folder import (
     step_of,
 )
 from vox_core.run.progress import Progress
-from vox_core.run.reference import other_files, sources_to_json
+from vox_core.run.reference import Sources, other_files, sources_to_json
 
 if TYPE_CHECKING:
-    from vox_core.run.reference import Sources
     from vox_core.run.run_plan import RunPlan
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from vox_core import files, models
 from vox_core.config import TrainSettings
-from vox_core.contract import Advice, ExecutionPlan, Notice, World
+from vox_core.contract import Advice, ExecutionPlan, FineTuneContract, Notice, World
 from vox_core.data.checked import unused_fields
 from vox_core.data.formats import is_remote
 from vox_core.data.rows import learns_from_answers
@@ -41,15 +41,13 @@ from vox_core.run.controller import rate_warning
 from vox_core.run.folder import RunFolder
 from vox_core.run.inputs import Datasets, RunInputs, build_datasets, read_inputs
 from vox_core.run.reference import Sources, data_files, model_files
-from vox_core.run.resume import PreviousRun
+from vox_core.run.resume import PinnedPlan, PreviousRun
 from vox_core.run.start import require_same_adapter, starting_adapter
 from vox_core.weights import STORED_AS, numpy_dtype
 
 if TYPE_CHECKING:
-    from vox_core.contract import FineTuneContract
     from vox_core.data.chosen import Side
     from vox_core.data.dataset import Dataset
-    from vox_core.run.resume import PinnedPlan
 
 
 _FINDINGS = {"nothing to train", "nothing to train within seq_len", "mid-turn"}

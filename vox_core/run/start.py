@@ -13,19 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vox_core import files
+from vox_core import files, models
 from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import ALL_LINEAR, leaf_names, select_targets
 from vox_core.contract import AdapterState, ExecutionPlan, ModuleShape
 from vox_core.data.tokenizer import TEMPLATE
 from vox_core.errors import AdapterError, ConfigError
 from vox_core.run.folder import MANIFEST, START
-from vox_core.run.reference import resolve_reference
+from vox_core.run.reference import ModelReference, resolve_reference
 
 if TYPE_CHECKING:
-    from vox_core import models
     from vox_core.config import TrainSettings
-    from vox_core.run.reference import ModelReference
 
 REFERENCE = "reference"
 """Name of the starting adapter in a `Model`, as the reference of an objective."""
