@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from vox_core.contract import (
     Evaluation,
-    Event,
     ExecutionPlan,
     LoadJob,
     Model,
@@ -101,13 +100,10 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
     plan, start = session.plan, session.start
     contract, inputs = plan.contract, plan.inputs
 
-    def emit(event: Event) -> None:
-        session.emit(session.metrics.measured(event) if isinstance(event, StepDone) else event)
-
     dtype, updates = plan.execution.dtype, plan.settings.updates
     check = partial(take_old_log_probs, dtype=dtype, updates=updates)
     with contextlib.ExitStack() as stack:
-        context = Context(emit, session.world)
+        context = Context(session.emit, session.world)
         ended = session.progress.exhausted or start.step == contract.total_steps
         if ended and not _is_unvalidated(session, start.step) and inputs.evaluator is None:
             # Killed after its last step and before all was written.
@@ -119,14 +115,14 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
             return
         first = next(steps_of(plan, min(start.step + 1, contract.total_steps)))
         document = probe_document(first.batches)
-        emit(Notice("loading the model …"))
+        session.emit(Notice("loading the model …"))
         job = TrainJob(plan.execution, inputs.model.path, document, plan.settings.shard)
         trainer = stack.enter_context(contextlib.closing(inputs.backend.train(job, context)))
         if len(first.batches) < session.world.size and not plan.settings.reward:
             tokens = sum(batch.tokens_T.size for batch in first.batches)
             text = f"step {first.number} has micro-batches for {len(first.batches)} of "
             text += f"{session.world.size} processes: lower --micro-batch-tokens, for example to "
-            emit(Notice(text + f"{tokens // session.world.size}", "warning"))
+            session.emit(Notice(text + f"{tokens // session.world.size}", "warning"))
         require_same(trainer, session.world, partial(facts_of, plan, start))
         learner = Learner(
             trainer,
@@ -140,8 +136,8 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
         )
         with _source(plan, trainer, context) as source:
             try:
-                evaluate = partial(_evaluate, session, writer, trainer, learner, context)
-                stopped = _follow(session, writer, learner, source, emit, evaluate)
+                evaluate = partial(_evaluate, session, writer, trainer, learner)
+                stopped = _follow(session, writer, learner, source, evaluate)
             except (Untouched, WorkError) as error:
                 if error.before_update and _at_boundary(plan, learner.step):
                     with contextlib.suppress(WorkError):  # the first error is the one to report
@@ -160,7 +156,6 @@ def _follow(
     writer: CheckpointWriter,
     learner: Learner,
     source: StepSource,
-    emit: Callable[[Event], None],
     evaluate: Callable[[Callable[[], bool]], None],
 ) -> bool:
     """Take the steps, with validations, checkpoints and evaluations; return whether the run was
@@ -175,7 +170,7 @@ def _follow(
     def validate() -> None:
         with before_update():  # an error or an interrupt keeps the state
             validation = source.validation(learner)
-        emit(validation)
+        session.emit(validation)
 
     if _is_unvalidated(session, learner.step):
         validate()
@@ -187,8 +182,8 @@ def _follow(
     for step in steps_of(plan, learner.step + 1, source):
         done = learner.take(step)
         if measured := {**source.metrics, **learner.metrics}:
-            emit(ObjectiveMetrics(step.number, measured))
-        emit(done)
+            session.emit(ObjectiveMetrics(step.number, measured))
+        session.emit(session.metrics.measured(done) if isinstance(done, StepDone) else done)
         if not _at_boundary(plan, learner.step):
             continue  # neither validated nor kept: a run cannot go on from here
         if step.evaluate:
@@ -212,7 +207,6 @@ def _evaluate(
     writer: CheckpointWriter,
     trainer: Trainer,
     learner: Learner,
-    context: Context,
     stop: Callable[[], bool],
 ) -> None:
     """Evaluate the model as it is now, if it is due after this step; `stop` ends it. An interrupt
@@ -225,7 +219,7 @@ def _evaluate(
     state, folder = learner.state(), plan.run.path / EVALUATIONS / f"step-{step}"
     try:
         with open_trained(plan.inputs, plan.execution, trainer, state.adapter, step) as model:
-            scores = evaluator.evaluate(model, folder, context.emit, stop)
+            scores = evaluator.evaluate(model, folder, session.emit, stop)
     except BaseException:
         if step:
             with contextlib.suppress(WorkError):  # the first error is the one to report
@@ -233,7 +227,7 @@ def _evaluate(
         raise
     if scores is not None:
         named = {f"eval/{task}": score for task, score in scores.items()}
-        context.emit(Evaluation(step, named, str(folder)))
+        session.emit(Evaluation(step, named, str(folder)))
 
 
 def _is_unvalidated(session: Session, step: int) -> bool:
