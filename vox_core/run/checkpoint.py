@@ -622,9 +622,6 @@ class NoCheckpoints(CheckpointWriter):
     def submit(self, state: TrainState, *, last: bool = False) -> None:
         pass
 
-    def finish(self, state: TrainState) -> None:
-        pass
-
 
 def _require_finite(state: TrainState, checkpoints: Path) -> None:
     """Refuse to keep NaN or infinite values (T001)."""

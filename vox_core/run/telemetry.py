@@ -198,14 +198,10 @@ class Tail:
                     elif piece.strip():
                         self.skipped += 1
         except OSError as error:
-            raise AdapterError(
-                "A001",
-                "the telemetry of a run cannot be read",
-                where=self._path,
-                found=error.strerror or error,
-                expected="the telemetry.jsonl that `vox train` writes",
-                remedy="name a run folder; they lie under runs/ unless --out said otherwise",
-            ) from error
+            what = "the telemetry of a run cannot be read"
+            expected = "the telemetry.jsonl that `vox train` writes"
+            found = not_a_run(self._path, error.strerror or error)
+            raise found.but(what=what, expected=expected) from error
 
 
 def _parsed(piece: bytes) -> Line | None:
