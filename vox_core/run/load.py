@@ -344,10 +344,7 @@ class AnswerText:
         if token in self._stop_tokens:
             return True
         self.tokens += 1
-        before = len(self._held)
         self._held += self._step(token)
-        if len(self._held) == before:
-            return False
         if found := [at for stop in self._stops if (at := self._held.find(stop)) >= 0]:
             self._held = self._held[: min(found)]
             return True
