@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -257,11 +258,8 @@ def resolve_reference(
     named = _adapter_folder(Path(reference))
     chosen = named if adapter is None else None if adapter == NO_ADAPTER else Path(adapter)
     template = template or _template(chosen or named)
-    model = (
-        _base_model(named, base, revision, template, progress)
-        if named
-        else resolve_model(reference, template=template, progress=progress)
-    )
+    find = partial(resolve_model, template=template, progress=progress)
+    model = _base_model(named, base, revision, find) if named else find(reference)
     weights = open_weights(model.path)
     source = ModelReference(
         base=model,
@@ -357,21 +355,16 @@ def _template(folder: Path | None) -> Path | None:
 
 
 def _base_model(
-    folder: Path,
-    override: str | None,
-    revision: str | None,
-    template: str | Path | None,
-    progress: models.Progress | None,
+    folder: Path, override: str | None, revision: str | None, find: Callable[..., models.LocalModel]
 ) -> models.LocalModel:
     """The base that an adapter names: by path if that is still there, else by id."""
     if override:
-        return resolve_model(override, revision=revision, template=template, progress=progress)
+        return find(override, revision=revision)
     described = _base_described(folder)
     if (path := described.get("path")) and Path(path).is_dir():
-        found = resolve_model(path, template=template, progress=progress)
-        hub = described.get("hub")
-        found = replace(found, hub=hub if isinstance(hub, str) else None)
-        return replace(found, id=described["id"], licence=described.get("licence"))
+        hub, licence = described.get("hub"), described.get("licence")
+        hub = hub if isinstance(hub, str) else None
+        return replace(find(path), id=described["id"], hub=hub, licence=licence)
     try:
         config = bounded_json.read(folder / CONFIG)
     except ValueError:  # `read_adapter` says what is wrong with the file
@@ -390,7 +383,7 @@ def _base_model(
     revision = described.get("revision") or config.get("revision")
     if "/" not in reference or not isinstance(revision, str):
         revision = None
-    return resolve_model(reference, revision=revision, template=template, progress=progress)
+    return find(reference, revision=revision)
 
 
 def _base_described(folder: Path) -> dict[str, Any]:
