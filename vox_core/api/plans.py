@@ -20,20 +20,14 @@ from vox_core.data.batching import (
 from vox_core.data.dataset import Dataset as Dataset
 from vox_core.data.encode import Document as Document
 from vox_core.digests import TOKENIZER_FILES as TOKENIZER_FILES
+from vox_core.host.load import Context as Context
 from vox_core.host.manifest import MemoryProfile as MemoryProfile
 from vox_core.host.probe import Device as Device
 from vox_core.models import Progress as Progress
-from vox_core.run import folder as folder
-from vox_core.run.run_plan import (
-    Tell as Tell,
-    fixed_micro_batch as fixed_micro_batch,
-    with_advice as with_advice,
-)
+from vox_core.run import folder as folder, merge, resume
 from vox_core.run.artifacts import versions as versions
-from vox_core.host.load import Context as Context
 from vox_core.run.hf_checkpoint import as_trained as as_trained, seeded as seeded
 from vox_core.run.loop import is_validated as is_validated
-from vox_core.run.resume import digest_of as digest_of
 from vox_core.run.plan import (
     has_linear_attention as has_linear_attention,
     has_tied_head as has_tied_head,
@@ -43,16 +37,17 @@ from vox_core.run.plan import (
     vocabulary_size as vocabulary_size,
 )
 from vox_core.run.progress import peak_resident as peak_resident
-from vox_core.run.resume import in_force as in_force, metadata as metadata
+from vox_core.run.reference import Fetching as Fetching
+from vox_core.run.resume import digest_of as digest_of, in_force as in_force, metadata as metadata
 from vox_core.run.run_plan import (
     RunPlan as RunPlan,
+    Tell as Tell,
     account as account,
+    fixed_micro_batch as fixed_micro_batch,
     plan_run as plan_run,
     space_needed as space_needed,
+    with_advice as with_advice,
 )
-from vox_core.run.reference import Fetching as Fetching
-from vox_core.run import merge
-from vox_core.run import resume
 
 merge_space_needed = merge.space_needed
 PLAN_FORMAT = resume.FORMAT

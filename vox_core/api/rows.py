@@ -10,8 +10,7 @@ from vox_core.data.audit import (
 from vox_core.data.checked import CheckedFile as CheckedFile, check_files as check_files
 from vox_core.data.chosen import no_such_value as no_such_value
 from vox_core.data.dataset import build_dataset as build_dataset
-from vox_core.data.encode import Encoded as Encoded, Encoder as Encoder
-from vox_core.data.encode import stats_of as stats_of
+from vox_core.data.encode import Encoded as Encoded, Encoder as Encoder, stats_of as stats_of
 from vox_core.data.faults import (
     RowError as RowError,
     RowFault as RowFault,
@@ -60,5 +59,4 @@ from vox_core.data.tokenizer import (
     tokenise as tokenise,
 )
 from vox_core.models import Progress as Progress
-from vox_core.run.inputs import Opener as Opener
-from vox_core.run.inputs import chosen_rows as chosen_rows
+from vox_core.run.inputs import Opener as Opener, chosen_rows as chosen_rows
