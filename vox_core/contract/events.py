@@ -143,9 +143,6 @@ class Resumed(Event):
     path: str
     skipped: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "skipped", tuple(self.skipped))  # a list when read from JSON
-
 
 @dataclass(frozen=True, slots=True)
 class RunEnd(Event):

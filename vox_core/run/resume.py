@@ -77,7 +77,6 @@ _FLAGS_OF = {
     "rollouts.tokens": "--rollout-tokens",
     "rollouts.temperature": "--rollout-temperature",
     "order": "--source or --curriculum",
-    "order.curriculum": "--curriculum",
     "order.weights": "--source: the weights",
     "order.documents": "--data: the sources or the difficulty of the documents",
 }

@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from vox_core import files
 from vox_core.contract import (
@@ -66,7 +66,7 @@ _IN_JSON: dict[object, Any] = {
     int: _Count,
     int | None: _Count | None,
     float: float | None,  # null: not a finite number
-    tuple[str, ...]: list[str],
+    tuple[str, ...]: Annotated[list[str], AfterValidator(tuple)],
     Mapping[str, int]: dict[str, _Count],
     Mapping[str, float]: dict[str, float | None],
 }
