@@ -370,13 +370,20 @@ def _require_sharding(run: RunPlan, processes: int) -> None:
             where="--shard",
             remedy="add --processes N, or leave out --shard",
         )
-    backend, adapter = run.inputs.backend, run.contract.adapter
+    backend, adapter, objective = run.inputs.backend, run.contract.adapter, run.inputs.objective
+    whole, optimizer = adapter.method == "full", run.contract.optimizer.name
     reasons = {
         f"backend {backend.id!r}": not backend.manifest.capabilities.sharding,
         f"a base quantised to {run.contract.quant}": run.contract.quant != "none",
         "--method dora": adapter.method == "dora",
         "--modules-to-save": bool(adapter.modules_to_save),
-        **_whole_refused(run),
+        # It tries scales, each a backward.
+        "--dtype fp16, with --method full": whole and run.execution.dtype == "fp16",
+        # Its blocks would lie across parts.
+        f"--optimizer {optimizer}, with --method full": whole and optimizer != "adamw",
+        "an objective with a reference model, with --method full": whole
+        and objective is not None
+        and "reference" in objective.needs,
     }
     if faults := [name for name, holds in reasons.items() if holds]:
         raise PlanError(
@@ -388,19 +395,6 @@ def _require_sharding(run: RunPlan, processes: int) -> None:
             faults=faults,
             remedy="change these settings, or leave out --shard",
         )
-
-
-def _whole_refused(run: RunPlan) -> Mapping[str, bool]:
-    """Settings that a split base whose own weights are trained does not have."""
-    objective, spec = run.inputs.objective, run.contract.optimizer
-    reasons = {
-        "--dtype fp16": run.execution.dtype == "fp16",  # tries scales, each a backward
-        f"--optimizer {spec.name}": spec.name != "adamw",  # blocks across parts
-        "an objective with a reference model": objective and "reference" in objective.needs,
-    }
-    if run.contract.adapter.method != "full":
-        return {}
-    return {f"{name}, with --method full": bool(holds) for name, holds in reasons.items()}
 
 
 def _require_validated(settings: TrainSettings, data: Datasets) -> None:
