@@ -171,24 +171,25 @@ def _exclude(what: str, why: str) -> ConfigError:
 def documents_of(
     items: Documents, objective: Objective | None, encoder: Encoder
 ) -> list[encode.Document]:
-    """Make documents of rows; the documents of a group are neighbours."""
+    """Make documents of rows; the documents of a group are neighbours. Those of a function are as
+    in supervised training."""
     if not items:
         raise _unusable("D006", "there are no documents", "none")
+    compared = None if isinstance(objective, Function) else objective
     if all(isinstance(item, Document) for item in items):
-        return _as_they_are(items, objective)  # type: ignore[arg-type]
+        return _as_they_are(items, compared)  # type: ignore[arg-type]
     if not all(isinstance(item, Mapping) for item in items):
         found = ", ".join(sorted({type(item).__name__ for item in items}))
         raise _unusable("D003", "these are neither rows nor documents", found)
-    return _encoded(items, objective, encoder)  # type: ignore[arg-type]
+    return _encoded(items, compared, encoder)  # type: ignore[arg-type]
 
 
 def _encoded(
     rows: Sequence[Mapping[str, object]], objective: Objective | None, encoder: Encoder
 ) -> list[encode.Document]:
-    alone = objective is None or isinstance(objective, Function)
-    if not alone and "rollouts" in objective.needs:  # type: ignore[union-attr]
+    if objective is not None and "rollouts" in objective.needs:
         raise _no_rollouts("rows")
-    examples = None if alone else examples_by(objective)  # type: ignore[arg-type]
+    examples = None if objective is None else examples_by(objective)
     try:
         lines = [json.dumps(dict(row)).encode() for row in rows]
         others = [*lines[1:], lines[0]] if len(lines) > 1 else [None]
@@ -207,9 +208,8 @@ def _encoded(
 
 
 def _as_they_are(items: Sequence[Document], objective: Objective | None) -> list[encode.Document]:
-    compared = objective is not None and not isinstance(objective, Function)
     made = [_checked(item, number) for number, item in enumerate(items, 1)]
-    if not compared:
+    if objective is None:
         return made
     groups = itertools.groupby(
         zip(items, made, strict=True), lambda pair: getattr(pair[0], "group", -1)
