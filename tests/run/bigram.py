@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+import vox_core.run.load  # noqa: F401 (takes `choose_for` from inputs before a test replaces it)
 from vox_core.contract import AdapterState, Batch, RowByRow, Trainer, TrainState
 from vox_core.host.judge import Verdict
 from vox_core.host.probe import Device, Hardware
