@@ -23,7 +23,7 @@ import numpy as np
 from vox_core import bounded_json, files
 from vox_core.adapter.initial import initial_adapter
 from vox_core.adapter.targets import format_of, quantised_modules
-from vox_core.contract import AdapterState, DType, ExecutionPlan, Quant
+from vox_core.contract import AdapterState, DType, ExecutionPlan, Quant, TrainState
 from vox_core.data.tokenizer import GENERATION_CONFIG
 from vox_core.digests import TOKENIZER_FILES
 from vox_core.weights import (
@@ -42,6 +42,7 @@ from vox_formats.quant import CODECS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from vox_core.run.inputs import RunInputs
     from vox_core.run.reference import ModelReference
 
 
@@ -169,8 +170,14 @@ def as_trained(
     return Weights(weights.folder, tensors, weights.where, read)
 
 
+def first_state(plan: ExecutionPlan, inputs: RunInputs) -> TrainState:
+    """The state before the first step: with the starting adapter, or a seeded one."""
+    start = inputs.start
+    return TrainState(0, start.adapter if start else seeded(plan, inputs.weights))
+
+
 def seeded(plan: ExecutionPlan, weights: Weights) -> AdapterState:
-    """The adapter that a run begins with.
+    """The adapter that a run begins with, if it does not start from another one.
 
     Args:
         weights: the base's, as its files have them. DoRA's magnitudes are the norms of what the

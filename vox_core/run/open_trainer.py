@@ -42,7 +42,7 @@ from vox_core.models import identity
 from vox_core.run import checkpoint
 from vox_core.run.artifacts import versions, write_adapter_folder
 from vox_core.run.generate import Generator
-from vox_core.run.hf_checkpoint import seeded
+from vox_core.run.hf_checkpoint import first_state
 from vox_core.run.inputs import RunInputs, build_datasets, read_inputs
 from vox_core.run.learner import NAME, micro_batch_seed
 from vox_core.run.load import OpenModel, batch_generator
@@ -129,9 +129,7 @@ class OpenTrainer:
         self._plan = replace(shared.plan, contract=contract)
         self._shared, self._name, self.close = shared, name, close
         self._trainer = shared.trainer
-        start = shared.inputs.start
-        weights = shared.inputs.weights
-        self._add(TrainState(0, start.adapter if start else seeded(self._plan, weights)))
+        self._add(first_state(self._plan, shared.inputs))
 
     def forward_backward(
         self,

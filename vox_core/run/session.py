@@ -48,7 +48,7 @@ from vox_core.host.observers import Observers
 from vox_core.host.process import handled
 from vox_core.run import artifacts, checkpoint, folder, resume
 from vox_core.run.controller import RunController
-from vox_core.run.hf_checkpoint import seeded
+from vox_core.run.hf_checkpoint import first_state
 from vox_core.run.progress import Progress, StepMetrics
 from vox_core.run.telemetry import Telemetry
 
@@ -252,7 +252,7 @@ class Session:
     def _fresh(self) -> TrainState:
         plan, path = self.plan, self.plan.run.path
         if not self.world.leads:
-            return self._beginning()
+            return first_state(plan.execution, plan.inputs)
         files.write_json(path / folder.PREFLIGHT, plan.preflight())
         report = plan.inputs.rows.report
         if skipped := [*report.listed] if report else []:  # malformed and duplicate rows
@@ -264,13 +264,7 @@ class Session:
             start.write(path, artifacts.manifest(plan.inputs, plan.execution, 0)["base"])
         planned = {"planned": plan.pinned} if plan.pinned else {}
         files.write_json(path / folder.PLAN, {**resume.metadata(plan), **planned})
-        return self._beginning()
-
-    def _beginning(self) -> TrainState:
-        inputs = self.plan.inputs
-        if inputs.start:
-            return TrainState(0, inputs.start.adapter)
-        return TrainState(0, seeded(self.plan.execution, inputs.weights))
+        return first_state(plan.execution, plan.inputs)
 
     def _resumed(self) -> TrainState:
         """The newest good checkpoint's state; the plan is kept."""
@@ -284,7 +278,7 @@ class Session:
                 self.emit(Notice(text, "warning"))
         else:
             self.emit(Notice("there is no checkpoint yet: the run begins again"))
-            state = self._beginning()
+            state = first_state(self.plan.execution, self.plan.inputs)
         if leads:
             self._keep_plan(state.step)
         return state
