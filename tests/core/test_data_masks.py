@@ -251,18 +251,6 @@ def test_generation_markers_include_the_end_of_turn_and_no_more(family: str) -> 
     assert trained(family, document) == ["yes<|im_end|>", "too<|im_end|>"]
 
 
-def test_why_the_token_mask_of_transformers_is_not_used() -> None:
-    """It marks all that follows a stretch whose last character is in no token's offsets. When this
-    fails, it does so no longer."""
-    messages = plain(chat("hello", "yes", "and you?"))
-    theirs = tiny_tokenizer("generation_trimmed").apply_chat_template(
-        messages, return_dict=True, return_assistant_tokens_mask=True
-    )
-    pairs = zip(theirs["input_ids"], theirs["assistant_masks"], strict=True)
-    marked = tiny_tokenizer("generation_trimmed").decode([id for id, on in pairs if on])
-    assert "and you?" in marked
-
-
 def test_a_template_that_refuses_a_role_says_so() -> None:
     with pytest.raises(RenderError, match="System role not supported"):
         encode("gemma_without_system", chat("a", "b", system="s"))

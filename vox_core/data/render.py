@@ -175,8 +175,8 @@ class Renderer:
     def _marked(self, record: Record, chat: Chat) -> Rendered:
         """Spans as the template's own generation markers give them.
 
-        transformers' mask over *tokens* is not used: it marks everything to the end of the text
-        when a stretch ends in whitespace that the tokenizer trims from its offsets.
+        transformers' mask over *tokens* is not used: before 5.24 it marks everything to the end of
+        the text when a stretch ends in whitespace that the tokenizer trims from its offsets.
         """
         given = self._given(record, chat)
         with self._template_faults():
