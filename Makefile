@@ -24,14 +24,14 @@ BLAS := $(if $(filter Linux,$(shell uname -s)),$(CURDIR)/$(VENV)/blas.so)
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile \
 	-c constraints.txt
 
-# Every test process keeps to one thread, and there are as many processes as cores, up to four:
-# the tests' models are tiny, and more threads than cores would only get in each other's way.
+# Every test process keeps to one thread, and there is one process more than cores, up to five
+# (conftest.py): the tests' models are tiny, and more would only get in each other's way.
 #
 # MLX's wheel for Linux has a reference BLAS, which would take the MLX tests from minutes to hours.
 #
 # PEFT imports bitsandbytes, which compiles functions with torch's compiler unless that is disabled.
 PYTEST := OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 VOX_MLX_BLAS=$(BLAS) TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-long browser crash fuzz style lint bench clean
 

@@ -125,6 +125,13 @@ def pytest_configure() -> None:
         load_blas()
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores, since tests wait for processes that they start; five at most."""
+    from vox_core.data.dataset_cache import cpus
+
+    return min(cpus(), 4) + 1
+
+
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Freeze the imports of every test, not of the conformance suite's alone."""
     freeze_imports(item.config)
