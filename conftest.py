@@ -125,8 +125,11 @@ def pytest_configure() -> None:
         load_blas()
 
 
-def pytest_xdist_auto_num_workers() -> int:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
     """One process more than cores, since tests wait for processes that they start; five at most."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
     from vox_core.data.dataset_cache import cpus
 
     return min(cpus(), 4) + 1

@@ -73,7 +73,7 @@ def test_a_template_that_takes_too_much_is_stopped(
     with monkeypatch.context() as patch:
         patch.setattr(worker, "SECONDS", 0.5)
         with pytest.raises(DataError, match="more time or memory") as caught:
-            ChatTemplate(source, {}, "models/x").render(CHAT)
+            ChatTemplate(source, {}, "the chat template of models/x").render(CHAT)
     assert caught.value.where == "the chat template of models/x"
     assert "Hi" in ChatTemplate(CHATML, {}).render(CHAT)
 

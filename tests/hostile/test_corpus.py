@@ -34,7 +34,7 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "catalog": lambda path, _: read_catalogs([path]),
     "manifest": lambda path, _: parse_manifest(path.read_text(), path),
     "vox_toml": lambda path, _: load_settings(TrainSettings, {"model": "x"}, file=path),
-    "template": lambda path, _: ChatTemplate(path.read_text(), {}, path).render([]),
+    "template": lambda path, _: ChatTemplate(path.read_text(), {}, str(path)).render([]),
     "config": model,
 }
 

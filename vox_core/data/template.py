@@ -50,14 +50,14 @@ class ChatTemplate:
 
     Args:
         names: further variables, such as the special tokens.
-        model: whose template it is, for errors.
+        where: for errors.
 
     Attributes:
         marked: it says itself what the model generates, with `{% generation %}`.
     """
 
-    def __init__(self, source: str, names: Mapping[str, Any], model: object = "a model") -> None:
-        self._source, self._names, self._model = source, dict(names), model
+    def __init__(self, source: str, names: Mapping[str, Any], where: str = "") -> None:
+        self._source, self._names, self._where = source, dict(names), where
         self.marked = GENERATION.search(source) is not None
 
     def render(self, chat: Chat, tools: Tools = None, *, generation_prompt: bool = False) -> str:
@@ -87,12 +87,11 @@ class ChatTemplate:
         if isinstance(found, _TooMuch):
             raise DataError(
                 "D005",
-                "the model's chat template takes more time or memory than a rendering may",
-                where=f"the chat template of {self._model}",
+                "the chat template takes more time or memory than a rendering may",
+                where=self._where,
                 found=found,
                 expected="text of a size that goes with the conversation",
-                remedy="do not use this template: take it from a source you trust, or use another "
-                "model",
+                remedy="use a template from a source that you trust, or another model",
             )
         if isinstance(found, TemplateFault):
             raise found

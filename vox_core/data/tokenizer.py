@@ -83,7 +83,8 @@ def template_source(tokenizer: PreTrainedTokenizerBase, *, tools: bool = False) 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase, source: str) -> ChatTemplate:
     """A chat template with the tokenizer's special tokens."""
-    return ChatTemplate(source, tokenizer.special_tokens_map, tokenizer.name_or_path)
+    where = f"the chat template of {tokenizer.name_or_path}"
+    return ChatTemplate(source, tokenizer.special_tokens_map, where)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -266,7 +267,8 @@ def templated(model: Path, template: str | Path) -> Templated:
     def make(folder: Path) -> None:
         tokenizer = load_tokenizer(model)
         written, notes = named(tokenizer) if named else (source, [])
-        _require_template(chat_template(tokenizer, written), template)
+        where = f"--template {template}"
+        _require_template(ChatTemplate(written, tokenizer.special_tokens_map, where), where)
         tokenizer.chat_template = written
         _write(folder, model, tokenizer)
         files.write_json(folder / _ENTRY, {"notes": notes})
@@ -313,7 +315,7 @@ def _write(folder: Path, model: Path, tokenizer: PreTrainedTokenizerBase) -> Non
     files.write_json(generation, {**config, "eos_token_id": sorted(end_of_turn_ids(tokenizer))})
 
 
-def _require_template(written: ChatTemplate, named: str | Path) -> None:
+def _require_template(written: ChatTemplate, where: str) -> None:
     """Only its syntax counts: what it refuses, rows will show."""
     try:
         written.render([{"role": "user", "content": "x"}])
@@ -323,7 +325,7 @@ def _require_template(written: ChatTemplate, named: str | Path) -> None:
         raise DataError(
             "D005",
             "the chat template cannot be compiled",
-            where=f"--template {named}",
+            where=where,
             found=fault,
             expected="a Jinja template of messages",
             remedy="correct the template",

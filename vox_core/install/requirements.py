@@ -87,8 +87,8 @@ def from_catalog(ids: Sequence[str], there: Installed, *, upgrade: bool = False)
             "the catalog has no such plugin",
             faults=[f"{id!r}{_hint(id)}" for id in unknown],
             expected=f"some of: {', '.join(catalog)}",
-            remedy="`vox plugin list` shows them; a package that is in no catalog is named "
-            "whole: --from-pypi NAME==VERSION",
+            remedy="`vox plugin list` shows them; --from-path FOLDER, --from-wheel FILE and "
+            "--from-pypi NAME==VERSION install others",
         )
     entries = [catalog[id] for id in dict.fromkeys(ids)]
     _require_no_objection(entries)
@@ -221,6 +221,4 @@ def _requirement(entry: PluginEntry, source: Source, distribution: str) -> str:
 def _hint(id: str) -> str:
     if entry := _entry_of(canonicalize_name(id)):
         return f" is the package of plugin {entry.id!r}"
-    if (path := Path(id)).exists():
-        return f" is a path: --from-{'wheel' if path.is_file() else 'path'} {id}"
     return hint(id, known_plugins())
