@@ -104,6 +104,7 @@ def test_ctrl_c_exits_130(error: BaseException, capsys) -> None:
         ("trian", "error[VOX-C006]: unknown command trian", "did you mean train?"),
         ("model lst", "error[VOX-C006]: unknown command lst", "did you mean list?"),
         ("train --rnak 3", "error[VOX-C006]: unknown option --rnak", "did you mean --rank?"),
+        ("train --rank", "error[VOX-C006]: option '--rank' requires an", "vox train --help"),
         ("train --dtype bf61", "error[VOX-C006]: invalid value for '--dtype'", "vox train --help"),
         ("merge", "error[VOX-C006]: missing argument 'RUN'", "vox merge --help"),
         ("generate m", "error[VOX-C006]: missing argument 'PROMPT'", "vox generate --help"),

@@ -190,4 +190,4 @@ def test_an_unknown_extension_point_is_a_note_of_the_doctor(site: Site) -> None:
     site.add("other", HELLO, manifest=PLUGIN + '[provides]\nscorers = ["f1"]\n')
     code, out, _ = vox("plugin", "doctor", "other")
     assert code == 0
-    assert "scorers: not extension points of vox, which ignores them" in out
+    assert "scorers: not extension points of the core" in out

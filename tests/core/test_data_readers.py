@@ -245,9 +245,19 @@ def test_texts_beside_rows_are_no_data(tmp_path: Path) -> None:
     [
         ("q,a", {}, "found the fields q, a in the header, expected one of messages"),
         ("prompt,a", {}, "found none of completion, response, output, answer in the header"),
+        (
+            "title,a",
+            {"prompt": "titel", "completion": "a"},
+            "found none of prompt, instruction, question in the header; "
+            'no column "titel" (did you mean title?)',
+        ),
         ("prompt,completion,promt", {}, 'found the field "promt" in the header, expected a known'),
         ("messages,promt", {}, 'found the field "promt" in the header, expected a known one'),
-        ("q,a", {"prompt": "x"}, "found the fields q, a in the header, expected one that --field"),
+        (
+            "q,a",
+            {"prompt": "x"},
+            'found the fields q, a in the header; no column "x", expected one',
+        ),
         ("q,completion", {"prompt": "q", "completion": ""}, "found none of completion"),
     ],
 )
@@ -297,7 +307,7 @@ def test_fields_are_found_where_they_are_said_to_be(name: str, tmp_path: Path) -
     assert (record.attributes.difficulty, record.unused) == ("easy", ("id",))
     (file,) = check_files([path], fields)
     assert file.source.key != file.sha256
-    assert unused_fields([file]) == {"id": 1}
+    assert unused_fields([file, file]) == {"id": 1}  # for training and for validation
 
 
 # --- several files --------------------------------------------------------------------------------

@@ -142,6 +142,13 @@ def test_what_is_nothing_is_said_to_be_nothing(name: str) -> None:
     assert refused(name).code == "VOX-M001"
 
 
+def test_of_many_folders_the_others_are_counted(tmp_path: Path) -> None:
+    for number in range(12):
+        (tmp_path / f"run{number:02}").mkdir()
+    assert "there are: run00, run01" in (said := str(refused(tmp_path / "nope")))
+    assert "run09 and 2 more" in said
+
+
 def test_only_hub_ids_have_revisions(folder: Path) -> None:
     for reference in ("model", "smollm2-135m"):
         assert "only a model on the hub" in str(refused(reference, revision="main"))

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from vox_core.digests import folder_digest, tokenizer_digest
+from vox_core.digests import file_sha256, folder_digest, tokenizer_digest
 from vox_core.errors import ModelError, StorageError
-from vox_core.hashes import file_sha256
 from vox_core.weights import SafetensorsFile, WeightFolder, write_safetensors
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -34,7 +34,7 @@ from vox_core.errors import InputError, TrainingError, WorkError
 from vox_core.run import checkpoint
 from vox_core.run.learner import Learner
 from vox_core.run.run_plan import plan_run
-from vox_core.run.session import StoppedAtOnce
+from vox_core.run.session import STOPPING, StoppedAtOnce
 from vox_core.run.telemetry import Telemetry
 from vox_core.run.train import train
 from vox_torch.train import TorchTrainer
@@ -534,7 +534,7 @@ def test_the_first_signal_is_acknowledged(made):
 
     train(made(**SMALL), observe=observe)
     words = [event.message for event in told if isinstance(event, Notice)]
-    assert words.count("stopping after this step; a second signal stops at once") == 1
+    assert words.count(STOPPING) == 1
 
 
 def test_a_run_that_is_there_is_named_as_one(made):

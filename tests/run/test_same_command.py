@@ -130,6 +130,9 @@ def test_what_may_change_has_to_be_said(asked):
         train(validate(TrainSettings, {"resume": asked().out, "lr": 1e-3}))
     assert "--allow-change lr would" in caught.value.remedy
     with pytest.raises(InputError) as caught:
+        train(validate(TrainSettings, {"resume": asked().out, "max_steps": 9}))
+    assert "--allow-change max-steps would" in caught.value.remedy
+    with pytest.raises(InputError) as caught:
         train(validate(TrainSettings, {"resume": asked().out, "lr": 1e-3, "rank": 8}))
     assert "--allow-change" not in caught.value.remedy  # the rank would still be another
     given = {"resume": asked().out, "lr": 1e-3, "allow_change": "lr"}

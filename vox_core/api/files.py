@@ -15,7 +15,7 @@ from vox_core.files import (
     write_json as write_json,
     write_text as write_text,
 )
-from vox_core.hashes import file_sha256 as file_sha256
+from vox_core.digests import file_sha256 as file_sha256
 
 read_json = bounded_json.read
 parse_json = bounded_json.parse

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import click
+from click.core import augment_usage_errors
 
 
 class Lazy(NamedTuple):
@@ -55,6 +56,10 @@ class Command(click.Command):
         self.params.append(_debug_option())
 
     get_help_option_names = _help_names
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with augment_usage_errors(ctx):  # an option without its value names no command otherwise
+            return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings."""

@@ -29,7 +29,7 @@ from vox_core.data.records import Placed, RowPlace, empty, malformed, readable
 from vox_core.data.row_facts import RowFacts, facts_of, text_of
 from vox_core.data.rows import WHOLE, Examples, Row, row_of
 from vox_core.data.source import RowSource, open_source
-from vox_core.hashes import file_sha256
+from vox_core.digests import file_sha256
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -230,9 +230,9 @@ def _checked(path: Path, fields: FieldMap, progress: Progress | None) -> Checked
 
 
 def unused_fields(checked: Sequence[CheckedFile]) -> Counter[str]:
-    """Fields that mean nothing to vox, with the rows that have them."""
+    """Fields that mean nothing to vox, with the rows that have them; a file counts once."""
     counts: Counter[str] = Counter()
-    for file in checked:
+    for file in {each.path: each for each in checked}.values():
         counts.update(file.unused)
     return counts
 

@@ -286,7 +286,6 @@ def _misfits(faults: Sequence[tuple[Path, int, str]], objective: str) -> DataErr
         "rows do not fit the objective",
         where=f"--objective {objective}".strip(),
         found=f"{len(faults)} row{'s' if len(faults) > 1 else ''} that it cannot use",
-        expected="the rows that the objective is for",
         faults=listed(faults),
         remedy="correct these rows or leave them out, or train with another --objective",
     )

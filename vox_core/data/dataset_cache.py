@@ -43,8 +43,8 @@ from vox_core.data.encode import Encoder, EncodeStats
 from vox_core.data.rows import examples_of, identity_of
 from vox_core.data.tokenizer import files_of, load_tokenizer
 from vox_core.data.worker import Worker, WorkerDied
+from vox_core.digests import file_sha256
 from vox_core.errors import StorageError
-from vox_core.hashes import file_sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -44,8 +44,8 @@ from vox_core.data.json_rows import (
     unread,
 )
 from vox_core.data.tables import table_rows, text_rows, with_values
+from vox_core.digests import file_sha256
 from vox_core.errors import BackendError, DataError, StorageError
-from vox_core.hashes import file_sha256
 from vox_core.host.load import call_hook, foreign_errors, provider
 
 KIND = "lines"

@@ -26,6 +26,7 @@ from vox_core.data.faults import Code, FileError, RowError, RowFault, faulty
 from vox_core.data.fields import FieldMap, mapped
 from vox_core.data.json_rows import BOM, MAX_LINE_BYTES, bounded_lines, parse_value, too_long
 from vox_core.data.rows import refuse_columns
+from vox_core.text import hint
 
 PIECE = 4_000_000
 _NOT_TEXTS = ("messages", "turns", "conversations", "chosen", "rejected", "tools", "tags")
@@ -96,9 +97,10 @@ def _names(reader: Iterator[list[str]], delimiter: str, fields: FieldMap) -> lis
         if names:
             refuse_columns([*mapped(dict.fromkeys(names, ""), fields)])
     except RowError as fault:
-        raise FileError(
-            *(replace(each, found=f"{each.found} in the header") for each in fault.faults)
-        ) from None
+        lost = [path for path in fields.values() if path and path not in names]
+        note = "".join(f'; no column "{path}"{hint(path, names)}' for path in lost)
+        named = (replace(each, found=f"{each.found} in the header{note}") for each in fault.faults)
+        raise FileError(*named) from None
     return names
 
 

@@ -36,8 +36,8 @@ import numpy as np
 from vox_core import bounded_json, files
 from vox_core.cache import CACHE_VERSION, cached
 from vox_core.data.template import ChatTemplate, TemplateFault
+from vox_core.digests import file_sha256
 from vox_core.errors import ConfigError, DataError
-from vox_core.hashes import file_sha256
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -309,7 +309,7 @@ def _clash(one: str, other: str) -> bool:
 def _unknown_points(plugin: Found) -> list[Check]:
     """Note extension points unknown to the core, which other plugins may define."""
     unknown = sorted({*plugin.manifest.provides} - {*POINTS}) if plugin.manifest else []
-    words = f"{', '.join(unknown)}: not extension points of vox, which ignores them"
+    words = f"{', '.join(unknown)}: not extension points of the core; other plugins may read them"
     return [Check("provides", True, words)] * bool(unknown)
 
 

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from vox_core.contract import ModelIdentity
-from vox_core.digests import config_digest, folder_digest, tokenizer_digest
+from vox_core.digests import config_digest, file_sha256, folder_digest, tokenizer_digest
 from vox_core.errors import ModelError
-from vox_core.hashes import file_sha256
 from vox_core.host.discover import known
 from vox_core.models import converted, hub, wheel
 from vox_core.models.folder import check_folder
@@ -142,7 +141,8 @@ def _checked(
 def _what_is_there(path: Path) -> str:
     if len(path.parts) > 1 and path.parent.is_dir():
         there = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
-        return f"no such folder; in {path.parent} there are: {', '.join(there[:10]) or 'none'}"
+        shown = ", ".join(there[:10]) + (f" and {len(there) - 10} more" if there[10:] else "")
+        return f"no such folder; in {path.parent} there are: {shown or 'none'}"
     return "no such folder, GGUF file, catalog id or promoted model, and not a hub id (owner/name)"
 
 

@@ -33,8 +33,8 @@ from vox_core.contract import (
 from vox_core.data.audit import vocabulary_of
 from vox_core.data.batching import steps_for
 from vox_core.data.rows import learns_from_answers
+from vox_core.digests import file_sha256
 from vox_core.errors import PlanError
-from vox_core.hashes import file_sha256
 from vox_formats.quant import CODECS
 
 if TYPE_CHECKING:

@@ -27,9 +27,8 @@ from vox_core.adapter.targets import linear_modules, parameter_names, require_fi
 from vox_core.contract import AdapterState, DType, ModuleShape, Quant
 from vox_core.data.checked import CheckedFile
 from vox_core.data.tokenizer import TEMPLATE, templated
-from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES, folder_digest
+from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES, file_sha256, folder_digest
 from vox_core.errors import AdapterError, ModelError, command
-from vox_core.hashes import file_sha256
 from vox_core.run.folder import CHECKPOINTS, MANIFEST, PLAN, RunFolder
 from vox_core.run.plan import has_tied_head
 from vox_core.weights import Weights, open_weights

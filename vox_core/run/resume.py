@@ -162,7 +162,7 @@ class PreviousRun:
                 where=self.run.path,
                 found=how,
                 remedy=f"{command('vox', 'chat', self.run.path)}; after early stopping go on with "
-                f"--patience 0; train longer with --allow-change {length} --{length} MORE, or anew",
+                f"--patience 0; or longer with --allow-change {length} --{length} MORE",
             )
 
     def require_checkpoints(self, total: int) -> None:
@@ -352,7 +352,8 @@ def require_same(
         names = [n for n, field in _MAY_CHANGE.items() if any(field == f for f, *_ in refused)]
         if any(field not in _MAY_CHANGE.values() for field, *_ in refused):
             names = []  # the run could not go on with them either
-        allow = " ".join(f"--allow-change {name}" for name in names if name != "max-steps")
+        other = "epochs" if recorded["settings"].get("max_steps") else "max-steps"
+        allow = " ".join(f"--allow-change {name}" for name in names if name != other)
         raise PlanError(
             "P003",
             "the run cannot be resumed under this contract",

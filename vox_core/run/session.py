@@ -90,7 +90,7 @@ class StopSignal:
 
 
 Subscriber: TypeAlias = Callable[[Event], Iterable[Event] | None]
-STOPPING = "stopping after this step; a second signal stops at once"
+STOPPING = "stopping after this step, or once the model is loaded; a second signal stops at once"
 
 
 class _CallbackFailed(BaseException):

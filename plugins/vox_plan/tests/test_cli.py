@@ -100,7 +100,7 @@ def test_a_plan_is_shown(vox, service) -> None:
         "precision    bf16, no quantization",
         "data         10 rows, 9 examples, 9,000 tokens, 4,000 trained; longest 1200",
         "  dropped    1 nothing to train",
-        "steps        2, of 8 examples; in all 16 examples (1.75 epochs), 16,000 tokens, "
+        "steps        2, of 8 examples; in all 16 examples (epochs: 1.75), 16,000 tokens, "
         "7,100 trained; at most 1,200 tokens at once",
         "adapter      lora, rank 16, 14 modules, 12,345 parameters",
         "disk         up to 0 MB of 9.0 GB free in disk",

@@ -216,7 +216,7 @@ def _steps(report: PlanReport) -> str:
         text += f", about {steps.tokens:,} tokens"
     else:
         text += (
-            f"; in all {work.documents:,} examples ({work.epochs:.4g} epochs), {work.tokens:,} "
+            f"; in all {work.documents:,} examples (epochs: {work.epochs:.4g}), {work.tokens:,} "
             f"tokens, {work.trained_tokens:,} trained"
         )
     return f"{text}; at most {steps.largest['laid']:,} tokens at once"
