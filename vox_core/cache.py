@@ -3,10 +3,15 @@
 `VOX_CACHE` names the root; without it the root follows the platform (`~/.cache/vox` on Linux).
 An entry of `cached` is a folder `KIND/KEY` that appears whole. An unreadable entry is a miss. An
 entry unused for a month goes when another of its kind is made; all may be deleted at any time.
+
+The hash of a large file is kept under its real path, size and times. A file changed in place has
+other times and is hashed again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -27,6 +32,9 @@ with the golden tokens (`tests/golden/test_cache_version.py`)."""
 _UNUSED_SECONDS = 30 * 24 * 3600.0
 _LEFTOVER_SECONDS = 24 * 3600.0
 """Age at which a killed process's unfinished entry goes; longer than any entry takes to make."""
+
+_WORTH_KEEPING = 1 << 20
+"""Bytes below which hashing a file is quicker than looking its hash up."""
 
 T = TypeVar("T")
 Make = Callable[[Path], None]
@@ -117,3 +125,34 @@ def _evict(folder: Path) -> None:
         with suppress(OSError):  # another process was faster
             if other.stat().st_mtime < time.time() - age:
                 files.remove(other)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of the file's content, cached for large files."""
+    with files.storage_errors(path):
+        status = path.stat()
+        if status.st_size < _WORTH_KEEPING:
+            return _hash(path)
+        real = path.resolve()
+    key = {
+        "path": str(real),
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
+    }
+    kept = cache_root() / "digests" / f"{hashlib.sha256(str(real).encode()).hexdigest()}.json"
+    with suppress(OSError, ValueError):  # unreadable: hashed again
+        match json.loads(kept.read_bytes()):
+            case {"sha256": str(sha256), **rest} if rest == key:
+                return sha256
+    with files.storage_errors(path):
+        sha256 = _hash(path)
+    with suppress(StorageError, OutputError):  # without a cache entry it is hashed again
+        files.make_folder(kept.parent)
+        files.write_json(kept, {**key, "sha256": sha256})
+    return sha256
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

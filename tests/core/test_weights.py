@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from vox_core.digests import file_sha256, folder_digest, tokenizer_digest
+from vox_core.cache import file_sha256
+from vox_core.digests import folder_digest, tokenizer_digest
 from vox_core.errors import ModelError, StorageError
 from vox_core.weights import SafetensorsFile, WeightFolder, write_safetensors
 

@@ -2,6 +2,7 @@
 
 from vox_core import bounded_json
 from vox_core.cache import cache_folder as cache_folder, cache_root as cache_root
+from vox_core.cache import file_sha256 as file_sha256
 from vox_core.files import (
     atomic_file as atomic_file,
     append as append,
@@ -15,7 +16,6 @@ from vox_core.files import (
     write_json as write_json,
     write_text as write_text,
 )
-from vox_core.digests import file_sha256 as file_sha256
 
 read_json = bounded_json.read
 parse_json = bounded_json.parse

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vox_core.cache import file_sha256
 from vox_core.data.faults import RowError, changed
 from vox_core.data.fields import NO_FIELDS, FieldMap
 from vox_core.data.formats import is_remote, require_files
@@ -29,7 +30,6 @@ from vox_core.data.records import Placed, RowPlace, empty, malformed, readable
 from vox_core.data.row_facts import RowFacts, facts_of, text_of
 from vox_core.data.rows import WHOLE, Examples, Row, row_of
 from vox_core.data.source import RowSource, open_source
-from vox_core.digests import file_sha256
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vox_core.cache import CACHE_VERSION, cache_root, cached
+from vox_core.cache import CACHE_VERSION, cache_root, cached, file_sha256
 from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.data.checked import BLOCK_BYTES, Block, CheckedFile, cut
 from vox_core.data.dataset import LABEL, Dataset, encode_rows, require_trained
@@ -43,7 +43,6 @@ from vox_core.data.encode import Encoder, EncodeStats
 from vox_core.data.rows import examples_of, identity_of
 from vox_core.data.tokenizer import files_of, load_tokenizer
 from vox_core.data.worker import Worker, WorkerDied
-from vox_core.digests import file_sha256
 from vox_core.errors import StorageError
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, TypeAlias
 
 from vox_core import files
-from vox_core.cache import CACHE_VERSION, cached
+from vox_core.cache import CACHE_VERSION, cached, file_sha256
 from vox_core.contract import RowStream
 from vox_core.data.faults import FileError, RowError, RowFault, changed
 from vox_core.data.fields import NO_FIELDS, FieldMap, mapped
@@ -44,7 +44,6 @@ from vox_core.data.json_rows import (
     unread,
 )
 from vox_core.data.tables import table_rows, text_rows, with_values
-from vox_core.digests import file_sha256
 from vox_core.errors import BackendError, DataError, StorageError
 from vox_core.host.load import call_hook, foreign_errors, provider
 

@@ -34,9 +34,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from vox_core import bounded_json, files
-from vox_core.cache import CACHE_VERSION, cached
+from vox_core.cache import CACHE_VERSION, cached, file_sha256
 from vox_core.data.template import ChatTemplate, TemplateFault
-from vox_core.digests import file_sha256
 from vox_core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

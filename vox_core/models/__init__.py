@@ -20,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from vox_core.cache import file_sha256
 from vox_core.contract import ModelIdentity
-from vox_core.digests import config_digest, file_sha256, folder_digest, tokenizer_digest
+from vox_core.digests import config_digest, folder_digest, tokenizer_digest
 from vox_core.errors import ModelError
 from vox_core.host.discover import known
 from vox_core.models import converted, hub, wheel

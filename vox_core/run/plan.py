@@ -17,6 +17,7 @@ from vox_core.adapter.targets import (
     select_targets,
     trained_parameters,
 )
+from vox_core.cache import file_sha256
 from vox_core.contract import (
     AdapterSpec,
     DataIdentity,
@@ -33,7 +34,6 @@ from vox_core.contract import (
 from vox_core.data.audit import vocabulary_of
 from vox_core.data.batching import steps_for
 from vox_core.data.rows import learns_from_answers
-from vox_core.digests import file_sha256
 from vox_core.errors import PlanError
 from vox_formats.quant import CODECS
 

@@ -24,10 +24,11 @@ from vox_core import bounded_json, files, models
 from vox_core.adapter.mlx import is_mlx_folder, read_mlx_adapter
 from vox_core.adapter.peft import CONFIG, read_adapter
 from vox_core.adapter.targets import linear_modules, parameter_names, require_fit
+from vox_core.cache import file_sha256
 from vox_core.contract import AdapterState, DType, ModuleShape, Quant
 from vox_core.data.checked import CheckedFile
 from vox_core.data.tokenizer import TEMPLATE, templated
-from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES, file_sha256, folder_digest
+from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES, folder_digest
 from vox_core.errors import AdapterError, ModelError, command
 from vox_core.run.folder import CHECKPOINTS, MANIFEST, PLAN, RunFolder
 from vox_core.run.plan import has_tied_head
