@@ -28,7 +28,8 @@ import numpy as np
 from benchmarks.many_processes import DATA, events, train
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import World
-from vox_core.data.batching import make_step_batches, share_of
+from vox_core.data import batching
+from vox_core.data.batching import share_of
 from vox_core.run.run_plan import plan_run
 from vox_torch.ranks import PIECE
 
@@ -150,15 +151,13 @@ def cut(cell: Cell, out: Path) -> tuple[list[list[int]], int]:
     given = {name.replace("-", "_"): value for name, value in settings_of(cell).items()}
     plan = plan_run(validate(TrainSettings, {**given, "backend": "cpu", "out": out / "none"}))
     steps = range(2, STEPS + 2)
-    made = (
-        make_step_batches(plan.data.train, step, batch_size=cell.batch,
-                          micro_batch_tokens=cell.micro, seed=plan.contract.seed,
-                          packing=plan.execution.packing)
-        for step in steps
-    )  # fmt: skip
-    return [
-        [len(batch.tokens_T) for batch in batches] for batches, _ in made
-    ], plan.trained_elements
+    sizes, data = [], plan.data.train
+    for step in steps:
+        chosen = batching.documents_in_step(data, cell.batch, plan.contract.seed, step)
+        documents = [data[index] for index in chosen]
+        batches, _ = batching.cut(documents, cell.micro, plan.execution.packing)
+        sizes.append([len(batch.tokens_T) for batch in batches])
+    return sizes, plan.trained_elements
 
 
 def measure(cells: Sequence[Cell], out: Path, rounds: int) -> dict[Cell, list[float]]:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from vox_core.contract import Batch
 from vox_core.data.batching import (
+    cut,
+    documents_in_step,
     documents_of_step,
     epoch_order,
     epochs_after,
-    make_step_batches,
     micro_batches,
     steps_for,
     to_batch,
@@ -144,13 +145,10 @@ def test_micro_batches_fit_when_padded(found: list[Document], limit: int) -> Non
 def test_a_step_is_the_same_whatever_the_micro_batch(
     dataset: Dataset, batch_size: int, seed: int, step: int, limit: int
 ) -> None:
-    small, weight = make_step_batches(
-        dataset, step, batch_size=batch_size, micro_batch_tokens=limit, seed=seed
-    )
-    large, same_weight = make_step_batches(
-        dataset, step, batch_size=batch_size, micro_batch_tokens=10**6, seed=seed
-    )
-    chosen = documents_of_step(len(dataset), batch_size, seed, step)
+    chosen = documents_in_step(dataset, batch_size, seed, step)
+    documents = [dataset[index] for index in chosen]
+    small, weight = cut(documents, limit)
+    large, same_weight = cut(documents, 10**6)
     assert len(large) == 1
     assert contents(small) == contents(large)
     assert weight == same_weight

@@ -84,7 +84,7 @@ BROKEN = {
     ),
     "has less than no memory": (
         ANSWER.replace('"tag"', '"memory_bytes": -1, "tag"'),
-        "its probe gave a wrong answer: devices.0.memory_bytes: Input should be greater than",
+        "memory_bytes: Input should be greater than or equal to 0 (found: -1)",
     ),
     "needs site-packages": ("import pydantic", "No module named 'pydantic'"),
 }

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.core.test_data_order import contents, datasets, seeds
 from vox_core.contract import padded_groups
-from vox_core.data.batching import grouped, make_step_batches, validation_batches
+from vox_core.data.batching import cut, documents_in_step, grouped, validation_batches
 from vox_core.data.dataset import Dataset
 
 lengths = st.lists(st.integers(1, 40), max_size=40)
@@ -56,17 +56,8 @@ def test_rows_are_grouped_as_ever(lengths: list[int], budget: int) -> None:
 def test_a_step_is_the_same_however_it_is_packed(
     dataset: Dataset, batch_size: int, seed: int, step: int, budget: int
 ) -> None:
-    rows, packs = (
-        make_step_batches(
-            dataset,
-            step,
-            batch_size=batch_size,
-            micro_batch_tokens=budget,
-            seed=seed,
-            packing=packing,
-        )
-        for packing in ("rows", "end-to-end")
-    )
+    chosen = [dataset[index] for index in documents_in_step(dataset, batch_size, seed, step)]
+    rows, packs = cut(chosen, budget, "rows"), cut(chosen, budget, "end-to-end")
     assert contents(rows[0]) == contents(packs[0])
     assert rows[1] == packs[1]
     assert packs[1] == sum(float(batch.weights_T.sum()) for batch in packs[0])

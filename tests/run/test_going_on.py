@@ -29,7 +29,7 @@ from tests.run.lines import read
 from vox_core.adapter.peft import read_adapter
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import CheckpointWritten, Notice, RunEnd, StepDone, Validation
-from vox_core.data.batching import make_step_batches
+from vox_core.data.batching import cut, documents_in_step
 from vox_core.errors import InputError, TrainingError, WorkError
 from vox_core.run import checkpoint
 from vox_core.run.learner import Learner
@@ -96,8 +96,8 @@ def test_inside_accumulation(made, whole, monkeypatch):
 
 def test_steps_have_several_micro_batches(made):
     dataset = plan_run(made(**SMALL)).data.train
-    cut = {"batch_size": 2, "micro_batch_tokens": 96, "seed": 42}
-    assert len(make_step_batches(dataset, 6, **cut)[0]) > 1
+    chosen = [dataset[index] for index in documents_in_step(dataset, 2, 42, 6)]
+    assert len(cut(chosen, 96)[0]) > 1
 
 
 @pytest.mark.parametrize("event", [StepDone, CheckpointWritten])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -91,7 +92,13 @@ def test_dpo_begins_at_ln_2_and_learns(compared):
 
 
 def test_the_cut_and_the_passes_change_nothing(compared, monkeypatch, tmp_path):
-    from vox_core.run.learner import Learner
+    from vox_core.host.load import Backend
+
+    manifest = Backend.manifest.fget
+
+    def without_one_pass(backend):
+        found = manifest(backend)
+        return replace(found, capabilities=replace(found.capabilities, one_pass=False))
 
     together, apart, two = [], [], []
     train(compared(max_steps=3), observe=together.append)
@@ -99,7 +106,7 @@ def test_the_cut_and_the_passes_change_nothing(compared, monkeypatch, tmp_path):
         compared(max_steps=3, micro_batch_tokens=64, out=tmp_path / "apart"),
         observe=apart.append,
     )
-    monkeypatch.setattr(Learner, "_in_one_pass", Learner._in_two_passes)
+    monkeypatch.setattr(Backend, "manifest", property(without_one_pass))
     train(compared(max_steps=3, out=tmp_path / "two"), observe=two.append)
     # Roundoff of float32 in sums over at most some hundred tokens.
     assert losses(apart) == pytest.approx(losses(together), rel=1e-5)

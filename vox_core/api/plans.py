@@ -12,7 +12,6 @@ from vox_core.data.batching import (
     cut as cut,
     documents_in_step as documents_in_step,
     epochs_after as epochs_after,
-    make_step_batches as make_step_batches,
     micro_batches as micro_batches,
     steps_for as steps_for,
     validation_batches as validation_batches,

@@ -211,27 +211,13 @@ def to_batch(documents: Sequence[Document]) -> Batch:
     )
 
 
-def make_step_batches(
-    dataset: Dataset,
-    step: int,
-    *,
-    batch_size: int,
-    micro_batch_tokens: int,
-    seed: int,
-    packing: Packing = "rows",
-) -> tuple[tuple[Batch, ...], float]:
-    """The micro-batches of `step` (from 1), and the sum of weights over all of them.
-
-    `micro_batch_tokens` and `packing` change how the documents are grouped, never which they are.
-    """
-    chosen = documents_in_step(dataset, batch_size, seed, step)
-    return cut([dataset[index] for index in chosen], micro_batch_tokens, packing)
-
-
 def cut(
     documents: Sequence[Document], micro_batch_tokens: int, packing: Packing = "rows"
 ) -> tuple[tuple[Batch, ...], float]:
-    """A step's documents as micro-batches, and the sum of weights over all of them."""
+    """A step's documents as micro-batches, and the sum of weights over all of them.
+
+    `micro_batch_tokens` and `packing` change how the documents are grouped, never which they are.
+    """
     groups = micro_batches(documents, micro_batch_tokens, packing)
     batches = tuple(to_batch([documents[index] for index in group]) for group in groups)
     return batches, math.fsum(float(batch.weights_T.sum(dtype=np.float64)) for batch in batches)

@@ -370,16 +370,11 @@ def _measured(log: StepLog, valid: Sequence[Batch]) -> Measured:
 
 
 def _steps(run: RunPlan, total: int) -> Iterator[Step]:
-    plan, contract = run.execution, run.contract
+    plan, contract, documents = run.execution, run.contract, run.data.train
     for number in range(1, total + 1):
-        batches, weight = plans.make_step_batches(
-            run.data.train,
-            number,
-            batch_size=contract.batch_size,
-            micro_batch_tokens=plan.micro_batch_tokens,
-            seed=contract.seed,
-            packing=plan.packing,
-        )
+        indices = plans.documents_in_step(documents, contract.batch_size, contract.seed, number)
+        chosen = [documents[index] for index in indices.tolist()]
+        batches, weight = plans.cut(chosen, plan.micro_batch_tokens, plan.packing)
         # Of the first, whose validation is as warm as those of the run.
         evaluate = number == 1 and run.data.valid is not None
         yield Step(number, batches, total_weight=weight, lr=0.0, evaluate=evaluate)
