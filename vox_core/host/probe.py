@@ -201,8 +201,8 @@ def _probe(plugin: Found, pretended: frozenset[str] | None) -> Hardware | ProbeF
     except Failed as fault:
         return ProbeFault(f"its probe {fault}")
     except ValidationError as error:
-        fault, found = schema_faults(error)[0], repr(error.errors()[0]["input"])[:100]
-        return ProbeFault(f"its probe gave a wrong answer: {fault} (found: {found})")
+        wrong, found = schema_faults(error)[0], repr(error.errors()[0]["input"])[:100]
+        return ProbeFault(f"its probe gave a wrong answer: {wrong} (found: {found})")
     if hardware.present != bool(hardware.devices):
         return ProbeFault("its probe gave a wrong answer: `present` and `devices` disagree")
     return hardware

@@ -12,7 +12,7 @@ from tests.core.test_data_order import datasets, seeds
 
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.contract import DType, Packing, Quant
-from vox_core.data.batching import make_step_batches
+from vox_core.data.batching import cut, documents_in_step
 from vox_core.data.dataset import Dataset, assumed_dataset
 from vox_core.host.manifest import MemoryProfile
 from vox_plan.activations import Elements, kept_beside, kept_by_layer, working_of_layer
@@ -511,13 +511,10 @@ def test_the_worst_case_batch_is_that_of_the_steps(
     made = [
         batch
         for step in range(1, steps + 1)
-        for batch in make_step_batches(
-            dataset,
-            step,
-            batch_size=batch_size,
-            micro_batch_tokens=budget,
-            seed=seed,
-            packing=packing,
+        for batch in cut(
+            [dataset[index] for index in documents_in_step(dataset, batch_size, seed, step)],
+            budget,
+            packing,
         )[0]
     ]
     longest = dataset.longest
