@@ -275,9 +275,9 @@ SPEAKERS = (
 )
 MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
     "invalid JSON": (
-        '{"text": "a",}',
+        '{"text": "a" "b"}',
         [
-            "found invalid JSON at column 14 (Expecting property name enclosed in double quotes), "
+            "found invalid JSON at column 14 (Expecting ',' delimiter), "
             "expected one JSON object on one line"
         ],
     ),

@@ -61,7 +61,7 @@ MANY = GOOD * 20
 def cases() -> dict[str, bytes]:
     """Name of a file -> what is in it."""
     return {
-        "comma.jsonl": lines(b'{"text": "a",}'),
+        "comma.jsonl": lines(b'{"text": "a" "b"}'),
         "cut-off.jsonl": lines(b'{"text": "a')[: -len(GOOD)],
         "two-on-a-line.jsonl": lines(b'{"text": "a"} {"text": "b"}'),
         "latin-1.jsonl": lines(b'{"text": "caf\xe9"}'),
