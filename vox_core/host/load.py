@@ -288,21 +288,19 @@ def format_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-POINTS = (
-    "hooks",
-    "row-sources",
-    "dedup",
-    "objectives",
-    "rewards",
-    "model-sources",
-    "model-formats",
-    "launchers",
-    "job-formats",
-)
-"""Extension points of the core. Plugins may define further ones among themselves."""
+POINTS = {
+    "row-sources": "vox_open_rows",
+    "dedup": "vox_near_duplicates",
+    "objectives": "vox_objective",
+    "rewards": "vox_reward",
+    "model-formats": "vox_write_model",
+    "launchers": "vox_launch",
+    "job-formats": "vox_write_job",
+}
+"""Extension points of the core, with their hooks. Plugins may define further ones."""
 
 
-def provider(point: str, name: str) -> Found:
+def provider(point: str, name: str, plugins: Sequence[Found] | None = None) -> Found:
     """Return the installed plugin that provides `name` at the extension point `point`.
 
     Raises:
@@ -310,7 +308,7 @@ def provider(point: str, name: str) -> Found:
             B014, two do and `[plugin.provider]` in `vox.toml` does not decide.
         ConfigError: the catalog, `vox.toml` or a variable about plugins is wrong.
     """
-    plugins = discover()
+    plugins = discover() if plugins is None else plugins
     usable = providers(point, name, plugins)
     if len(usable) > 1:
         decided = load_settings(PluginSettings, {}).provider.get(f"{point}.{name}")
@@ -349,9 +347,7 @@ def no_provider(point: str, name: str, plugins: Sequence[Found] | None = None) -
         )
     catalog = known_plugins().values()
     offered = [each.id for each in catalog if name in each.provides.get(point, ())]
-    names = {each for entry in catalog for each in entry.provides.get(point, ())}
-    names.update(each for plugin in plugins for each in _names(point, plugin))
-    names |= {SFT.name} if point == "objectives" else set()
+    names = names_at(point, plugins) | ({SFT.name} if point == "objectives" else set())
     hint = did_you_mean(name, sorted(names))
     found, remedy = "nor does the catalog", hint or "`vox plugin list` shows what there is"
     if offered:
@@ -370,6 +366,12 @@ def write_model(job: WriteModelJob) -> None:
     `call_hook`, and what the plugin raises if it does not support the model or verification fails.
     """
     call_hook(provider("model-formats", job.format), "vox_write_model", job=job)
+
+
+def names_at(point: str, plugins: Sequence[Found]) -> set[str]:
+    """Return the names at an extension point of these plugins and of the catalog's."""
+    catalog = (entry.provides.get(point, ()) for entry in known_plugins().values())
+    return set().union(*catalog, *(_names(point, plugin) for plugin in plugins))
 
 
 def _able(point: str, name: str, plugins: Sequence[Found]) -> list[Found]:
