@@ -205,17 +205,30 @@ class Backend:
             result = getattr(self.manager.hook, f"vox_{operation}")(job=job, context=context)
         if isinstance(result, kind):
             return result
-        raise PluginError(
-            "X001",
-            f"backend {self.id!r} gave a wrong result from vox_{operation}",
-            found="None" if result is None else f"an object of type {type(result).__name__}",
-            expected=kind.__name__,
-            remedy="upgrade the plugin, or report it to the plugin's authors",
-        )
+        raise _wrong(self.id, f"vox_{operation}", kind.__name__, _described(result))
+
+
+def _wrong(plugin: str, hook: str, expected: str, found: str) -> PluginError:
+    return PluginError(
+        "X001",
+        f"backend {plugin!r} gave a wrong result from {hook}",
+        found=found,
+        expected=expected,
+        remedy="upgrade the plugin, or report it to the plugin's authors",
+    )
+
+
+def _described(result: object) -> str:
+    if hasattr(result, "dtype") and hasattr(result, "shape"):
+        return f"{result.dtype} {result.shape}"
+    return "None" if result is None else f"an object of type {type(result).__name__}"
+
+
+_RESULTS = {"update": float, "state": TrainState}
 
 
 class _Guarded:
-    """A `Model` or `Trainer` whose foreign exceptions become `PluginError`."""
+    """A `Model` or `Trainer` whose foreign exceptions and wrong results become `PluginError`."""
 
     def __init__(self, plugin: str, model: Model) -> None:
         self._plugin, self._model = plugin, model
@@ -225,7 +238,14 @@ class _Guarded:
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             with foreign_errors(self._plugin, name):
-                return method(*args, **kwargs)
+                result = method(*args, **kwargs)
+            if name in ("log_probs", "accumulate"):
+                expected = f"float32 {args[0].targets_T.shape}"
+                if _described(result) != expected:
+                    raise _wrong(self._plugin, name, expected, _described(result))
+            elif not isinstance(result, kind := _RESULTS.get(name, object)):
+                raise _wrong(self._plugin, name, kind.__name__, _described(result))
+            return result
 
         return guarded
 
@@ -233,6 +253,13 @@ class _Guarded:
         """Return a learner's state; what the views of a whole model raise is guarded, too."""
         state: TrainState = self.__getattr__("state")(learner)
         if state.adapter.method != "full":
+            for name, value in state.adapter.tensors().items():
+                own = [value, *state.moments.get(name, ())]
+                wanted = f"float32 {getattr(value, 'shape', ())}"
+                if [*map(_described, own)] != [wanted] * (3 if state.step else len(own)):
+                    expected = f"{wanted}, and after an update two moments like it"
+                    found = f"{name}: {', '.join(map(_described, own))}"
+                    raise _wrong(self._plugin, "state", expected, found)
             return state
 
         def guarded(values: Mapping[str, Item]) -> Mapping[str, Item]:
