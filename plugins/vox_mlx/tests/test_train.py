@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import vox_mlx.model
-from vox_core.contract import ExecutionPlan, LoadJob, TrainJob, World, probe_document
+from vox_core.contract import ExecutionPlan, LoadJob, TrainJob, World
 from vox_core.errors import ModelError
 from vox_core.run.learner import Learner
 from vox_formats.quant import MLX_FORMATS
-from vox_mlx import attention, backend, train
+from vox_mlx import backend, train
 from vox_testing import jobs
 from vox_testing.llama import write_llama
 
@@ -79,7 +79,6 @@ def test_on_a_cpu_micro_batches_are_cut_and_no_number_changes(model, monkeypatch
 
     noting(vox_mlx.model, "rows")
     noting(train, "keep_memory")
-    noting(train, "attend_in_blocks")
     monkeypatch.setattr(train, "on_gpu", lambda: False)
     monkeypatch.setattr(vox_mlx.model, "on_gpu", lambda: False)
     whole, before = losses(model), dict(calls)
@@ -87,7 +86,7 @@ def test_on_a_cpu_micro_batches_are_cut_and_no_number_changes(model, monkeypatch
     monkeypatch.setattr(vox_mlx.model, "_ON_CPU", 1)
     assert losses(model) == pytest.approx(whole, rel=1e-5)
     assert calls["rows"] == 2 * before["rows"]  # of batches of two documents
-    assert calls["keep_memory"] == calls["attend_in_blocks"] == 1
+    assert calls["keep_memory"] == 1
 
 
 def test_a_compiled_step_is_the_same(model, monkeypatch):
@@ -149,19 +148,3 @@ def test_unpacked_products_and_gradients_are_those_of_mlxs_kernels(quant):
     for mine, other in zip(*results, strict=True):
         # Sums of 128 products in another order: 128^0.5 roundings of 6e-8, and ten times that.
         assert np.linalg.norm(mine - other) < 1e-5 * np.linalg.norm(other)
-
-
-def test_attention_in_blocks_is_held_against_mlx_lms_own(model, monkeypatch):
-    """Before the first step; what differs is left out, and the losses are right."""
-    made = replace(jobs.plan(model, backend="mlx", total_steps=1), longest=300)
-    step = jobs.step(1, [jobs.documents(1, longest=300, shortest=290)])
-
-    def run() -> tuple[float, list[str]]:
-        learner, context = prepared(made, model, document=probe_document(step.batches))
-        return learner.take(step).loss, [call.args[0].message for call in context.emit.mock_calls]
-
-    loss, notices = run()
-    assert not notices
-    monkeypatch.setattr(attention, "_in_blocks", lambda own: lambda *a, **m: own(*a, **m) * 1.1)
-    again, (notice,) = run()
-    assert again == pytest.approx(loss, rel=1e-6) and "away from mlx-lm's own" in notice

@@ -22,7 +22,6 @@ from vox_core.contract import (
     Batch,
     Doubles,
     Floats,
-    Notice,
     RunContext,
     Trainer,
     TrainJob,
@@ -30,7 +29,6 @@ from vox_core.contract import (
     Update,
     Weigh,
 )
-from vox_mlx.attention import BLOCK, attend_in_blocks
 from vox_mlx.base import load_base, mlx_dtype, read_config, require_window
 from vox_mlx.blas import keep_memory
 from vox_mlx.inject import Values, recompute_layers
@@ -38,16 +36,6 @@ from vox_mlx.loss import Rows
 from vox_mlx.model import MlxModel, on_gpu
 from vox_mlx.optimizer import AdamW, global_norm
 from vox_mlx.ring import Ring
-
-_NATS = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.1}
-"""How far log-probabilities may move when attention goes by blocks, as a root mean square: far more
-than roundoff in float32, and in half precision what real models lie away from float32."""
-
-_NOT_FAST = (
-    "attention in blocks gives log-probabilities {apart:.2g} nats away from mlx-lm's own for this "
-    "model: this run uses mlx-lm's, which is slower and right; please report it with the name of "
-    "the model"
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +73,6 @@ class MlxTrainer(MlxModel, Trainer):
         self._job, self._context = job, context
         self._learners: dict[str, _Learner] = {}
         self._ring = Ring(context.world) if context.world.size > 1 else None
-        self._checked = on_gpu()
 
     def add_learner(self, name: str, state: TrainState) -> None:
         spec, optimizer = self._job.plan.contract.adapter, AdamW(state)
@@ -94,9 +81,6 @@ class MlxTrainer(MlxModel, Trainer):
             self._adapters.require_every_weight(name)
         mx.eval(self._model.parameters())
         self._learners[name] = _Learner(optimizer, self._differentiate(name))
-        if not self._checked:
-            self._checked = True
-            self._attend_in_blocks(name)
 
     def remove_learner(self, name: str) -> None:
         del self._learners[name]
@@ -167,38 +151,10 @@ class MlxTrainer(MlxModel, Trainer):
                 self._adapters.fill(name, self._learners[name].optimizer.values)
                 self._learners[name].stale = False
 
-    def _attend_in_blocks(self, learner: str) -> None:
-        """Use attention in blocks, unless it changes the log-probabilities of a document."""
-        plan, document, model = self._job.plan, self._job.document, self._model
-        if document is None or plan.longest <= BLOCK:
-            attend_in_blocks(model)
-            return
-        probe = _two_blocks(document)
-        before_T = self.log_probs(probe, learner)
-        classes = [(module, type(module)) for module in model.modules()]
-        attend_in_blocks(model)
-        moved_K = (self.log_probs(probe, learner) - before_T)[probe.scored_T]
-        apart = float(np.sqrt(np.square(moved_K).mean()))
-        if apart <= _NATS[plan.dtype] or not np.isfinite(before_T).all():
-            return
-        for module, own in classes:
-            module.__class__ = own
-        self._context.emit(Notice(_NOT_FAST.format(apart=apart), "warning"))
-
 
 def _added(sums: Values, more: Values) -> Values:
     """Add gradients. Both are emptied: MLX reuses the memory of arrays that nothing else holds."""
     return {n: more.pop(n) + sums.pop(n) if n in sums else more.pop(n) for n in [*more]}
-
-
-def _two_blocks(document: Batch) -> Batch:
-    """Return the document repeated or cut to a length that needs two blocks of attention."""
-    tokens_T = np.resize(document.tokens_T, BLOCK + 1)
-    weights_T = np.arange(len(tokens_T)) % 4 == 0
-    weights_T[-1] = False
-    return Batch(
-        tokens_T, np.roll(tokens_T, -1), weights_T.astype(np.float32), np.zeros(1, np.int64)
-    )
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
