@@ -191,3 +191,60 @@ def test_an_unknown_extension_point_is_a_note_of_the_doctor(site: Site) -> None:
     code, out, _ = vox("plugin", "doctor", "other")
     assert code == 0
     assert "scorers: not extension points of the core" in out
+
+
+HOOKS = """
+import sys
+from vox_core.hookspecs import hookimpl
+backend = sys.modules[__name__]
+@hookimpl
+def vox_event(event):
+    pass
+@hookimpl
+def vox_objective(spec):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("provides", "said"),
+    [
+        ('hooks = ["vox_event"]\nobjectives = ["mine"]', ""),
+        (
+            'hooks = ["vox_evnt"]\nobjectives = ["mine"]',
+            "the manifest needs vox_evnt, marked with @hookimpl; vox_event: never called, as "
+            "[provides] in the manifest lacks it",
+        ),
+        (
+            'hooks = ["vox_event"]\nobjectives = ["mine"]\nrewards = ["mine"]',
+            "the manifest needs vox_reward, marked with @hookimpl",
+        ),
+    ],
+)
+def test_the_doctor_compares_hooks_with_the_manifest(site: Site, provides: str, said: str) -> None:
+    site.add("mine", HOOKS, manifest=f"{PLUGIN}[provides]\n{provides}\n")
+    code, out, _ = vox("plugin", "doctor", "mine")
+    assert (code, "FAIL  hooks" in out, said in out) == (bool(said), bool(said), True)
+
+
+def test_the_doctor_finds_a_name_that_two_plugins_provide(site: Site) -> None:
+    both = f'{PLUGIN}[provides]\nobjectives = ["mine"]\nhooks = ["vox_event"]\n'
+    for id in ("first", "second"):
+        site.add(id, HOOKS, manifest=both)
+    code, out, _ = vox("plugin", "doctor", "first")
+    assert code == 1
+    assert "two plugins provide 'mine' (objectives): first and second" in out
+    assert '[plugin.provider] "objectives.mine" = "first"' in out
+    assert vox("plugin", "disable", "second")[0] == 0
+    assert vox("plugin", "doctor", "first")[0] == 0
+
+
+def test_rows_of_another_type_are_the_plugins_fault(site: Site) -> None:
+    body = HOOKS + "@hookimpl\ndef vox_open_rows(reference):\n    return [{}]\n"
+    provides = '[provides]\nrow-sources = {{ suffixes = [".mine"] }}\n'
+    site.add("mine", body, manifest=PLUGIN + provides)
+    Path("rows.mine").write_text("x")
+    code, _, err = vox("data", "check", "rows.mine")
+    assert code == 2
+    assert "vox_open_rows returned an object of type list" in err
+    assert "expected: RowStream" in err

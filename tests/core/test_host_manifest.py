@@ -113,6 +113,11 @@ row-sources = { suffixes = [".parquet"], schemes = ["hf"] }
         "hooks": ("vox_event",),
         "row-sources": (".parquet", "hf:"),
     }
+    assert (
+        faults_of(text.replace(".parquet", "parquet"))
+        .faults[0]
+        .startswith("provides.row-sources: a suffix begins with a dot: .parquet (found: ")
+    )
     wrong = (
         text.replace('"x.cli:stats"', '"x.cli"')
         .replace("data stats", "Data")

@@ -13,11 +13,12 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from tests.core.plugin_site import MANIFEST, WORKS, Site
 from vox_core.config import BackendName
-from vox_core.contract import AdapterState, LoadJob, MergeJob, RunContext, TrainJob
+from vox_core.contract import AdapterState, Batch, LoadJob, MergeJob, RunContext, TrainJob, Update
 from vox_core.errors import BackendError, ConfigError, DataError, PluginError
 from vox_core.host import Request, choose, list_backends
 from vox_core.host.discover import discover
@@ -288,6 +289,53 @@ def test_a_wrong_result_is_the_plugins_failure(
     assert caught.value.code == "VOX-X001"
     assert found in str(caught.value.found)
     assert caught.value.expected == "Trainer"
+
+
+A = "low, A = LowRank(np.zeros((2, 3), 'f'), np.zeros((4, 2), 'f'), 2.0), 'm.lora_A.weight'"
+WRONG_RESULTS = {
+    "too short": ("accumulate", "return np.zeros(4, 'f')", "float32 (4,)", "float32 (5,)"),
+    "a list": ("accumulate", "return [0.0] * 5", "an object of type list", "float32 (5,)"),
+    "float64": ("log_probs", "return np.zeros(5)", "float64 (5,)", "float32 (5,)"),
+    "no norm": ("update", "pass", "None", "float"),
+    "numpy's float": ("update", "return np.float32(1)", "float32 ()", "float"),
+    "no state": ("state", "return {}", "an object of type dict", "TrainState"),
+    "no moments": (
+        "state",
+        f"{A}\n        return TrainState(7, AdapterState('lora', {{'m': low}}))",
+        "m.lora_A.weight: float32 (2, 3)",
+        "float32 (2, 3), and after an update two moments like it",
+    ),
+    "moments of another shape": (
+        "state",
+        f"{A}\n        state = TrainState(7, AdapterState('lora', {{'m': low}}))\n"
+        "        return replace(state, moments={A: (low.A_RI, low.A_RI.T)})",
+        "m.lora_A.weight: float32 (2, 3), float32 (2, 3), float32 (3, 2)",
+        "float32 (2, 3), and after an update two moments like it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_RESULTS)
+def test_a_wrong_result_of_a_trainer_is_the_plugins_failure(name: str, site: Site) -> None:
+    method, body, found, expected = WRONG_RESULTS[name]
+    heading = f"    def {method}(self, "
+    head, _, rest = WORKS.partition(heading)
+    first, *_, after = [*rest.split("\n", 2)]
+    code = f"{head}{heading}{first}\n        {body}\n{after}"
+    imports = "import numpy as np\nfrom dataclasses import replace\n"
+    site.add("wrong", f"{imports}from vox_core.contract import LowRank\n{code}")
+    trainer = load_backend(site.found("wrong"), "train").train(TRAIN, CONTEXT)
+    zeros_T = np.zeros(5, np.int64)
+    batch = Batch(zeros_T, zeros_T, np.ones(5, np.float32), zeros_T[:1])
+    calls = {
+        "accumulate": lambda: trainer.accumulate(batch, 0, "a"),
+        "log_probs": lambda: trainer.log_probs(batch),
+        "update": lambda: trainer.update(Update(1, 1.0, 1.0), "a"),
+        "state": lambda: trainer.state("a"),
+    }
+    with pytest.raises(PluginError, match=f"wrong result from {method}") as caught:
+        calls[method]()
+    assert (caught.value.found, caught.value.expected) == (found, expected)
 
 
 def test_a_model_that_cannot_answer_is_a_wrong_result(site: Site) -> None:

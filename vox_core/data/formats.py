@@ -24,7 +24,8 @@ from typing import IO, Literal, NamedTuple, TypeAlias
 from vox_core import files
 from vox_core.cache import cache_folder, cache_root
 from vox_core.errors import DataError
-from vox_core.host.discover import discover, known_plugins
+from vox_core.host.discover import discover
+from vox_core.host.load import names_at
 
 Kind: TypeAlias = Literal["jsonl", "json", "csv", "tsv", "text", "plugin"]
 Compression: TypeAlias = Literal["", "gzip", "zstd"]
@@ -96,10 +97,7 @@ def _scheme(path: Path) -> str:
 @cache
 def _provided() -> frozenset[str]:
     """Suffixes and schemes of installed plugins and of the catalog's."""
-    names = {name for entry in known_plugins().values() for name in entry.provides.get(POINT, ())}
-    for found in discover():
-        names.update(found.manifest.provided.get(POINT, ()) if found.manifest else ())
-    return frozenset(names)
+    return frozenset(names_at(POINT, discover()))
 
 
 TRAIN_NAME = "train.jsonl"

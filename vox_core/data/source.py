@@ -205,7 +205,7 @@ def _opened_by_plugin(reference: str, path: Path, format_: Format) -> RowStream:
             expected=f"a plugin that reads {format_.name}",
             remedy=error.remedy,
         ) from error
-    stream: RowStream = call_hook(plugin, "vox_open_rows", reference=reference)
+    stream: RowStream = call_hook(plugin, "vox_open_rows", RowStream, reference=reference)
     return RowStream(_guarded(plugin.id, stream.rows), stream.fingerprint)
 
 

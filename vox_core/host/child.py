@@ -12,14 +12,17 @@ import faulthandler
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, TextIO
 
 from vox_core.contract import Check, Event
 from vox_core.errors import BackendError, VoxError
 from vox_core.host.discover import Found, discover
-from vox_core.host.load import format_error, load_plugin
+from vox_core.host.load import POINTS, format_error, load_plugin
+from vox_core.host.manifest import Manifest
+
+_BACKEND = {"vox_load", "vox_merge", "vox_train"}
 
 
 def answer(request: dict[str, Any]) -> None:
@@ -96,6 +99,8 @@ def _checks(found: Found) -> list[Check]:
     implemented = [name for name in vars(hooks) if getattr(hooks, name).get_hookimpls()]
     loaded = Check("code", True, f"loads; has {', '.join(sorted(implemented)) or 'no hooks'}")
     if found.manifest:
+        if faults := [*_undeclared(found.manifest, {*implemented})]:
+            return [loaded, Check("hooks", False, "; ".join(faults), found.upgrade_or_report)]
         for command in found.manifest.commands:
             try:
                 _require_command(command.entry)
@@ -110,6 +115,16 @@ def _checks(found: Found) -> list[Check]:
     except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
         own = [Check("vox_doctor", False, format_error(error), "report it to the plugin's authors")]
     return [loaded, *own]
+
+
+def _undeclared(manifest: Manifest, hooks: set[str]) -> Iterator[str]:
+    """Compare the hooks of the code with those that the manifest declares."""
+    points = {hook for point, hook in POINTS.items() if point in manifest.provides}
+    declared = points.union(manifest.provides.get("hooks", ()))
+    if lacking := (declared | _BACKEND if manifest.is_backend else declared) - hooks:
+        yield f"the manifest needs {', '.join(sorted(lacking))}, marked with @hookimpl"
+    if idle := hooks - declared - _BACKEND - {"vox_doctor"}:
+        yield f"{', '.join(sorted(idle))}: never called, as [provides] in the manifest lacks it"
 
 
 def _require_command(entry: str) -> None:

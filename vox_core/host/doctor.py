@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
@@ -33,7 +33,7 @@ from vox_core.errors import BackendError, ConfigError
 from vox_core.host.blocked import blocked_plugins, blocking
 from vox_core.host.discover import Found, discover, known_plugins
 from vox_core.host.judge import ABSENT, on_one_line
-from vox_core.host.load import POINTS
+from vox_core.host.load import POINTS, provider
 from vox_core.host.probe import (
     Hardware,
     Machine,
@@ -220,7 +220,7 @@ def examine(
         if plugin.manifest and (lacking := missing_libraries(plugin.distribution)):
             remedy = requirement_remedy(plugin.manifest, "distribution")
             checks.append(Check("libraries", False, lacking, remedy))
-        checks += [*_commands(plugin, everything, objection), *_unknown_points(plugin)]
+        checks += [*_commands(plugin, everything, objection), *_points(plugin, everything)]
         if plugin.id in hardware:
             checks.append(_hardware_check(plugin, hardware[plugin.id]))
         checks += own.get(plugin.id, ())
@@ -306,11 +306,20 @@ def _clash(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other} ") or other.startswith(f"{one} ")
 
 
-def _unknown_points(plugin: Found) -> list[Check]:
-    """Note extension points unknown to the core, which other plugins may define."""
-    unknown = sorted({*plugin.manifest.provides} - {*POINTS}) if plugin.manifest else []
-    words = f"{', '.join(unknown)}: not extension points of the core; other plugins may read them"
-    return [Check("provides", True, words)] * bool(unknown)
+def _points(plugin: Found, everything: Sequence[Found]) -> Iterator[Check]:
+    """Find names that two plugins provide; note points unknown to the core, which other plugins
+    may define."""
+    provides = plugin.manifest.provides if plugin.manifest else {}
+    if unknown := sorted(provides.keys() - POINTS.keys() - {"hooks"}):
+        words = "not extension points of the core; other plugins may read them"
+        yield Check("provides", True, f"{', '.join(unknown)}: {words}")
+    for point in provides.keys() - {"hooks"}:
+        for name in provides[point]:
+            try:
+                provider(point, name, everything)
+            except BackendError as error:
+                if error.code == "VOX-B014":
+                    yield Check("provides", False, on_one_line(error), error.remedy)
 
 
 def _hardware_check(plugin: Found, found: Hardware | ProbeFault) -> Check:

@@ -205,17 +205,30 @@ class Backend:
             result = getattr(self.manager.hook, f"vox_{operation}")(job=job, context=context)
         if isinstance(result, kind):
             return result
-        raise PluginError(
-            "X001",
-            f"backend {self.id!r} gave a wrong result from vox_{operation}",
-            found="None" if result is None else f"an object of type {type(result).__name__}",
-            expected=kind.__name__,
-            remedy="upgrade the plugin, or report it to the plugin's authors",
-        )
+        raise _wrong(self.id, f"vox_{operation}", kind.__name__, _described(result))
+
+
+def _wrong(plugin: str, hook: str, expected: str, found: str) -> PluginError:
+    return PluginError(
+        "X001",
+        f"backend {plugin!r} gave a wrong result from {hook}",
+        found=found,
+        expected=expected,
+        remedy="upgrade the plugin, or report it to the plugin's authors",
+    )
+
+
+def _described(result: object) -> str:
+    if hasattr(result, "dtype") and hasattr(result, "shape"):
+        return f"{result.dtype} {result.shape}"
+    return "None" if result is None else f"an object of type {type(result).__name__}"
+
+
+_RESULTS = {"update": float, "state": TrainState}
 
 
 class _Guarded:
-    """A `Model` or `Trainer` whose foreign exceptions become `PluginError`."""
+    """A `Model` or `Trainer` whose foreign exceptions and wrong results become `PluginError`."""
 
     def __init__(self, plugin: str, model: Model) -> None:
         self._plugin, self._model = plugin, model
@@ -225,7 +238,14 @@ class _Guarded:
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             with foreign_errors(self._plugin, name):
-                return method(*args, **kwargs)
+                result = method(*args, **kwargs)
+            if name in ("log_probs", "accumulate"):
+                expected = f"float32 {args[0].targets_T.shape}"
+                if _described(result) != expected:
+                    raise _wrong(self._plugin, name, expected, _described(result))
+            elif not isinstance(result, kind := _RESULTS.get(name, object)):
+                raise _wrong(self._plugin, name, kind.__name__, _described(result))
+            return result
 
         return guarded
 
@@ -233,6 +253,13 @@ class _Guarded:
         """Return a learner's state; what the views of a whole model raise is guarded, too."""
         state: TrainState = self.__getattr__("state")(learner)
         if state.adapter.method != "full":
+            for name, value in state.adapter.tensors().items():
+                own = [value, *state.moments.get(name, ())]
+                wanted = f"float32 {getattr(value, 'shape', ())}"
+                if [*map(_described, own)] != [wanted] * (3 if state.step else len(own)):
+                    expected = f"{wanted}, and after an update two moments like it"
+                    found = f"{name}: {', '.join(map(_described, own))}"
+                    raise _wrong(self._plugin, "state", expected, found)
             return state
 
         def guarded(values: Mapping[str, Item]) -> Mapping[str, Item]:
@@ -288,21 +315,19 @@ def format_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-POINTS = (
-    "hooks",
-    "row-sources",
-    "dedup",
-    "objectives",
-    "rewards",
-    "model-sources",
-    "model-formats",
-    "launchers",
-    "job-formats",
-)
-"""Extension points of the core. Plugins may define further ones among themselves."""
+POINTS = {
+    "row-sources": "vox_open_rows",
+    "dedup": "vox_near_duplicates",
+    "objectives": "vox_objective",
+    "rewards": "vox_reward",
+    "model-formats": "vox_write_model",
+    "launchers": "vox_launch",
+    "job-formats": "vox_write_job",
+}
+"""Extension points of the core, with their hooks. Plugins may define further ones."""
 
 
-def provider(point: str, name: str) -> Found:
+def provider(point: str, name: str, plugins: Sequence[Found] | None = None) -> Found:
     """Return the installed plugin that provides `name` at the extension point `point`.
 
     Raises:
@@ -310,7 +335,7 @@ def provider(point: str, name: str) -> Found:
             B014, two do and `[plugin.provider]` in `vox.toml` does not decide.
         ConfigError: the catalog, `vox.toml` or a variable about plugins is wrong.
     """
-    plugins = discover()
+    plugins = discover() if plugins is None else plugins
     usable = providers(point, name, plugins)
     if len(usable) > 1:
         decided = load_settings(PluginSettings, {}).provider.get(f"{point}.{name}")
@@ -349,9 +374,7 @@ def no_provider(point: str, name: str, plugins: Sequence[Found] | None = None) -
         )
     catalog = known_plugins().values()
     offered = [each.id for each in catalog if name in each.provides.get(point, ())]
-    names = {each for entry in catalog for each in entry.provides.get(point, ())}
-    names.update(each for plugin in plugins for each in _names(point, plugin))
-    names |= {SFT.name} if point == "objectives" else set()
+    names = names_at(point, plugins) | ({SFT.name} if point == "objectives" else set())
     hint = did_you_mean(name, sorted(names))
     found, remedy = "nor does the catalog", hint or "`vox plugin list` shows what there is"
     if offered:
@@ -370,6 +393,12 @@ def write_model(job: WriteModelJob) -> None:
     `call_hook`, and what the plugin raises if it does not support the model or verification fails.
     """
     call_hook(provider("model-formats", job.format), "vox_write_model", job=job)
+
+
+def names_at(point: str, plugins: Sequence[Found]) -> set[str]:
+    """Return the names at an extension point of these plugins and of the catalog's."""
+    catalog = (entry.provides.get(point, ()) for entry in known_plugins().values())
+    return set().union(*catalog, *(_names(point, plugin) for plugin in plugins))
 
 
 def _able(point: str, name: str, plugins: Sequence[Found]) -> list[Found]:

@@ -52,7 +52,7 @@ from vox_core.host.judge import (
     lacking,
     static_refusal,
 )
-from vox_core.host.load import Backend, load_backend
+from vox_core.host.load import Backend, broken, load_backend
 from vox_core.host.probe import Accelerator, Hardware, Machine, hardware_remedy, this_machine
 from vox_core.text import nearest
 
@@ -129,13 +129,8 @@ def _explicit(request: Request, judged: Sequence[Judged], environment: Surroundi
         raise _not_installed(request, judged, environment)
     verdict = chosen.verdict
     if verdict.status == "broken":
-        raise BackendError(
-            "B004",
-            f"backend {verdict.id!r} is installed but broken",
-            where=f"{verdict.distribution} {chosen.found.version}",
-            found=verdict.reason,
-            remedy=chosen.repair(environment),
-        ) from chosen.found.fault
+        error = broken(chosen.found, verdict.reason).but(remedy=chosen.repair(environment))
+        raise error from chosen.found.fault
     if chosen.refusal:
         raise _none_usable(request, judged, environment)
     return _selection(chosen, f"asked for ({request.asked})", judged)

@@ -68,8 +68,8 @@ def misfit(faults: Sequence[str], where: object) -> InputError:
         "the package is not the plugin to install",
         where=where,
         faults=faults,
-        remedy="name the version that the catalog takes, and the id that the package has or none; "
-        "nothing was changed",
+        remedy="give the package's id or none, and the catalog's version; a wrong manifest or "
+        "entry point (group vox_core.plugins) is its author's to correct; nothing was changed",
     )
 
 

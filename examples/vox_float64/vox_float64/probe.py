@@ -1,8 +1,9 @@
 """The hardware of the backend `float64`, as vox asks for it before it imports anything.
 
-Run as a script, it prints one JSON object, whose shape is in `vox_core.host.probe`. It has the
-standard library only, and two seconds at most. Hardware that is not here is an answer: `present`
-false, no devices, and in `detail` how that shows. An exception says: installed, but broken.
+Run as a script, it prints one JSON object, which docs/guide/write-a-backend.md of vox describes. It
+has the standard library only, and 20 seconds at most. Hardware that is not here is an answer:
+`present` false, no devices, and in `detail` how that shows. An exception says: installed, but
+broken.
 """
 
 from __future__ import annotations

@@ -445,3 +445,8 @@ def base_part_undropped(module: Any, active_adapter: str, x: Any, result: Any, *
 def printing(right: Train, job: TrainJob) -> Trainer:
     print("training")  # noqa: T201 - what this mutant is for
     return right(job)
+
+
+def caching(right: Train, job: TrainJob) -> Trainer:
+    (job.model / "cache.bin").write_bytes(b"")
+    return right(job)

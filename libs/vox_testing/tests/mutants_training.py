@@ -32,6 +32,7 @@ from libs.vox_testing.tests.broken_training import (
     base_part_undropped,
     by_count,
     by_plan,
+    caching,
     counted,
     first_alone,
     first_hundred,
@@ -365,5 +366,8 @@ TRAINING: dict[str, Mutant] = {
     "the start is changed in place": Mutant(
         "test_a_state_does_not_change_later", remembering(in_place)
     ),
-    "it prints": Mutant("test_nothing_is_written_to_stdout", printing),
+    "it prints": Mutant("test_nothing_is_written_to_stdout_or_beside_the_weights", printing),
+    "it caches beside the weights": Mutant(
+        "test_nothing_is_written_to_stdout_or_beside_the_weights", caching
+    ),
 }

@@ -126,12 +126,38 @@ def test_what_is_declared_and_broken_fails(
 def test_the_table_and_the_exit_code(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     noisy = "print('hello')\n" + HOOKS
     code = failures.run(root, ["plugin", "check", str(project(tmp_path, "noisy", noisy))])
-    out = capfd.readouterr().out
+    *table, failed, summary = capfd.readouterr().out.splitlines()
     assert code == 1
-    (failed,) = [line for line in out.splitlines() if line.startswith("failed")]
-    assert failed.split("  ")[1].strip() == "importing the package does nothing"
-    assert "importing vox_x_noisy wrote to stdout" in failed
-    assert out.splitlines()[-1].startswith("noisy: 3 passed")
+    assert {line.split()[0] for line in table} == {"skipped"}
+    assert len(table) < 20
+    (one,) = [line for line in table if "optimizer adamw-8bit" in line]
+    assert one.split(maxsplit=2) == [
+        "skipped",
+        "1",
+        "not declared: optimizer adamw-8bit (moments in 8 bits are near and rounded)",
+    ]
+    (many,) = [line for line in table if "any methods," in line]
+    assert many.endswith("not declared: any methods, dtypes, quantisations, families")
+    assert failed.startswith("failed  importing the package does nothing  ")
+    assert failed.endswith("importing vox_x_noisy wrote to stdout: assert b'hello\\n' == b''")
+    assert summary.startswith("noisy: 3 passed")
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (
+            "AssertionError: a.weight\nassert 0.02 < 1e-06\n +  where",
+            "a.weight: assert 0.02 < 1e-06",
+        ),
+        ("AssertionError: assert 0.3 < 0.1\n +  where", "assert 0.3 < 0.1"),
+        ("AssertionError\nassert 1 == 2", "assert 1 == 2"),
+        ("assert (5, 0) == (3, 0)\n\n  At index 0", "assert (5, 0) == (3, 0)"),
+        ("", ""),
+    ],
+)
+def test_a_failure_has_its_comparison(message: str, reason: str) -> None:
+    assert testing_check._reason(message) == reason
 
 
 def test_checks_are_chosen_as_pytest_chooses_tests(

@@ -213,7 +213,7 @@ def _none_chosen(expression: str) -> ConfigError:
         where="-k",
         found=expression,
         expected="words of the names of checks with and, or, not: merge and not rounds",
-        remedy="see the names with `vox plugin check`, with _ for each space",
+        remedy="see the names with `vox plugin check --json`, with _ for each space",
     )
 
 
@@ -271,11 +271,15 @@ def _outcome(case: Any) -> Outcome:
     check = case.get("name").removeprefix("test_").replace("_", " ").replace("[", " [")
     for tag, status in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
         if (found := case.find(tag)) is not None:
-            return Outcome(check, status, _first_line(found.get("message", "")))  # type: ignore[arg-type]
+            return Outcome(check, status, _reason(found.get("message", "")))  # type: ignore[arg-type]
     return Outcome(check, "passed", "")
 
 
-def _first_line(message: str) -> str:
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    bare = len(lines) > 1 and lines[0] == "AssertionError"
-    return lines[1 if bare else 0] if lines else ""
+def _reason(message: str) -> str:
+    """Return the first line, behind it the comparison of an `assert` that has a message."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
+    if lines[0] == "AssertionError" and lines[1:]:
+        del lines[0]
+    first = lines[0].removeprefix("AssertionError: ")
+    compared = lines[1:2] if "".join(lines[1:2]).startswith("assert ") else []
+    return ": ".join([first, *compared])

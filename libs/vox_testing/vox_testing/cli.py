@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -9,7 +11,7 @@ import click
 from vox_core.api.commands import Command, json_option, print_columns, print_json, printable
 from vox_core.api.files import require_absent
 from vox_core.errors import command
-from vox_testing.check import LIMIT_S, unshown
+from vox_testing.check import LIMIT_S, Outcome, unshown
 from vox_testing.check import check as run_suite
 from vox_testing.scaffold import Project, render, write
 
@@ -54,7 +56,7 @@ def check(target: str, as_json: bool, timeout: float | None, only: str | None, f
     Checks of capabilities that the manifest does not declare are skipped; a plugin that declares
     neither training, merging nor loading does not pass. The plugin runs in a child process, on tiny
     models, without network; a disabled plugin is checked, too. At the time limit, or when this
-    command ends, all its processes are killed.
+    command ends, all its processes are killed. --json lists every check, the passed ones too.
     """
     id, outcomes = run_suite(target, timeout or LIMIT_S, only=only, first=first)
     failed = [each for each in outcomes if each.status == "failed"]
@@ -62,10 +64,28 @@ def check(target: str, as_json: bool, timeout: float | None, only: str | None, f
     if as_json:
         print_json({"id": id, "ok": not (failed or lack), "checks": outcomes})
     else:
-        print_columns((each.status, each.check, each.detail) for each in outcomes)
-        passed = sum(each.status == "passed" for each in outcomes)
-        skipped = len(outcomes) - passed - len(failed)
-        click.echo(f"{id}: {passed} passed, {skipped} skipped, {len(failed)} failed")
+        _print_table(id, outcomes)
     if lack:
         click.echo(f"{id}: {lack}", err=True)
     return 1 if failed or lack else 0
+
+
+def _print_table(id: str, outcomes: Sequence[Outcome]) -> None:
+    """Print the skipped checks by reason, each failed one, and the numbers of all."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for each in outcomes:
+        if each.status == "skipped":
+            reasons[each.detail].append(each.check)
+    failed = [each for each in outcomes if each.status == "failed"]
+    print_columns(
+        (
+            "skipped",
+            f"{len(checks)}",
+            f"{reason} ({', '.join(checks)})" if len(checks) < 3 else reason,
+        )
+        for reason, checks in reasons.items()
+    )
+    print_columns((each.status, each.check, each.detail) for each in failed)
+    count = sum(map(len, reasons.values()))
+    passed = len(outcomes) - count - len(failed)
+    click.echo(f"{id}: {passed} passed, {count} skipped, {len(failed)} failed")

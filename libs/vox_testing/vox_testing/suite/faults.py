@@ -106,10 +106,12 @@ def test_an_adapter_of_another_model_is_refused(vox_subject: Subject, fault: str
 @trains
 @merges
 @loads
-def test_nothing_is_written_to_stdout(
+def test_nothing_is_written_to_stdout_or_beside_the_weights(
     vox_subject: Subject, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """stdout belongs to the command, whose `--json` output programs read."""
+    """stdout belongs to the command, whose `--json` output programs read, and the model's folder to
+    the user, or a cache that has the hash of each file."""
+    before = sorted(vox_subject.model.iterdir())
     adapter, targets, weights = material(vox_subject)
     vox_subject.train(curve(1))
     vox_subject.merge(adapter, targets, weights.read)
@@ -118,6 +120,7 @@ def test_nothing_is_written_to_stdout(
         model.insert(0, TOKENS, "a")
         model.advance({})
     assert capfd.readouterr().out == ""
+    assert sorted(vox_subject.model.iterdir()) == before
 
 
 def _require_told(error: VoxError) -> None:

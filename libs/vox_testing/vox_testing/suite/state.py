@@ -69,7 +69,7 @@ def test_a_restored_state_is_the_same_to_the_bit(vox_subject: Subject, method: M
     with vox_subject.learning(plan, state) as trainer:
         found = trainer.state(NAME)
         require_same(found, state)
-        assert (found.step, found.skipped) == (3, 0)
+        assert (found.step, found.skipped) == (3, 0), "`step` counts updates, `skipped` is 0"
         trainer.accumulate(batch(documents(1)), 0, NAME)
         trainer.update(Update(4, 1e-3, 1.0), NAME)
         assert trainer.state(NAME).updates == 4
