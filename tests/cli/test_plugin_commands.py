@@ -246,5 +246,6 @@ def test_rows_of_another_type_are_the_plugins_fault(site: Site) -> None:
     Path("rows.mine").write_text("x")
     code, _, err = vox("data", "check", "rows.mine")
     assert code == 2
-    assert "vox_open_rows returned an object of type list" in err
+    assert "plugin 'mine' gave a wrong result from vox_open_rows" in err
+    assert "found:    an object of type list" in err
     assert "expected: RowStream" in err

@@ -15,8 +15,9 @@ from vox_core.run.train import train
 
 def test_warnings_are_told_and_kept(tiny, settings, data) -> None:
     long = {"prompt": "Talk?", "completion": "a word " * 99}
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]
     with (data / "train.jsonl").open("a") as file:
-        file.write("\n" + json.dumps(long))
+        file.write("\n" + json.dumps(long) + "\n" + json.dumps({"messages": turns * 9}))
     events: list[object] = []
     run = train(settings(tiny("llama"), max_steps=1, seq_len=128), observe=events.append).run
     told = [e.message for e in events if isinstance(e, Notice) and e.level == "warning"]
@@ -24,11 +25,12 @@ def test_warnings_are_told_and_kept(tiny, settings, data) -> None:
     assert cut.startswith("training: 1 row: cut at --seq-len in the middle of an answer")
     assert f"{data / 'train.jsonl'}:7" in cut
     assert not any("mid-turn" in message for message in told)  # once is enough
+    assert "1 training row longer than 128 tokens: cut to whole turns" in told
     found = json.loads((run / "preflight.json").read_text())["audit"]
     assert found.keys() == {"training", "validation"}
     ids = [finding["id"] for finding in found["training"]["findings"]]
     assert ids == ["cut-in-answer", "no-markers"]
-    assert found["training"]["rows_with_trained_end"] == 6
+    assert found["training"]["rows_with_trained_end"] == 7
 
 
 def wrong_model(tiny, folder: Path) -> Path:

@@ -46,8 +46,8 @@ from vox_core.data.row_facts import (
     value_counts,
     write_arrays,
 )
-from vox_core.errors import BackendError, ConfigError, DataError, PluginError
-from vox_core.host.load import call_hook, provider
+from vox_core.errors import BackendError, ConfigError, DataError
+from vox_core.host.load import call_hook, provider, wrong_result
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -205,13 +205,9 @@ def _checked(pairs: object, count: int, finder: Found) -> Pairs:
         row_P, earlier_P = pairs_P2[:, 0], pairs_P2[:, 1]
         if ((earlier_P >= 0) & (earlier_P < row_P) & (row_P < count)).all():
             return pairs_P2.astype(np.int64)
-    raise PluginError(
-        "X001",
-        f"plugin {finder.id!r} gave a wrong result from vox_near_duplicates",
-        found=f"an array {pairs_P2.dtype} {pairs_P2.shape}",
-        expected=f"int64 (P, 2): row below {count}, and an earlier row",
-        remedy="upgrade the plugin, or report it to its authors; --dedup exact needs none",
-    )
+    expected = f"int64 (P, 2): row below {count}, and an earlier row"
+    error = wrong_result(finder, "vox_near_duplicates", expected, pairs_P2)
+    raise error.but(remedy=f"{error.remedy}; --dedup exact needs none")
 
 
 # --- refusals -------------------------------------------------------------------------------------

@@ -43,9 +43,7 @@ def listen(request: dict[str, Any]) -> None:
     while hear and not words and (line := events.readline()):
         faulthandler.dump_traceback_later(request["limit_s"], exit=True)
         event = json.loads(line)
-        kind = kinds.get(
-            event["event"]
-        )  # None: defined by the plugin, so its signature cannot be checked here
+        kind = kinds.get(event["event"])  # None: an event of the backend's own
         words = _failure(hear, kind(**event["fields"])) if kind else ""
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps(words), file=answers, flush=True)

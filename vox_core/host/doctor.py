@@ -290,14 +290,14 @@ def _commands(
         others = [owner for owner, its in owned if _clash(its, name) and owner != plugin.id]
         if reason := objection(tuple(name.split())):
             remedy = "its author has to rename the command"
-            checks.append(Check("command", False, f"vox {name}: {reason}", remedy))
         elif others:
-            also = f"vox {name}: plugin {', '.join(others)} declares it, too"
+            reason = f"plugin {', '.join(others)} declares it, too"
             remedy = (
                 f"disable one of them: vox plugin disable {others[0]}; or decide in vox.toml: "
                 f'[plugin.provider] "commands.{name}" = "{plugin.id}"'
             )
-            checks.append(Check("command", False, also, remedy))
+        if reason:
+            checks.append(Check("command", False, f"vox {name}: {reason}", remedy))
     return checks or [Check("commands", True, ", ".join(mine))] * bool(mine)
 
 
@@ -307,19 +307,17 @@ def _clash(one: str, other: str) -> bool:
 
 
 def _points(plugin: Found, everything: Sequence[Found]) -> Iterator[Check]:
-    """Find names that two plugins provide; note points unknown to the core, which other plugins
-    may define."""
+    """Find names that two plugins provide, and note points that only other plugins may define."""
     provides = plugin.manifest.provides if plugin.manifest else {}
     if unknown := sorted(provides.keys() - POINTS.keys() - {"hooks"}):
         words = "not extension points of the core; other plugins may read them"
         yield Check("provides", True, f"{', '.join(unknown)}: {words}")
-    for point in provides.keys() - {"hooks"}:
-        for name in provides[point]:
-            try:
-                provider(point, name, everything)
-            except BackendError as error:
-                if error.code == "VOX-B014":
-                    yield Check("provides", False, on_one_line(error), error.remedy)
+    for point, name in [(each, name) for each in provides for name in provides[each]]:
+        try:
+            provider(point, name, everything)
+        except BackendError as error:
+            if error.code == "VOX-B014" and point != "hooks":
+                yield Check("provides", False, on_one_line(error), error.remedy)
 
 
 def _hardware_check(plugin: Found, found: Hardware | ProbeFault) -> Check:

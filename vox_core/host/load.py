@@ -10,8 +10,6 @@ One entry point is imported and registered; pluggy then checks every hook agains
 error before a hook is called becomes a `BackendError` (the plugin is broken). An exception of a
 hook that is no `VoxError` becomes a `PluginError` (the plugin failed). Both keep the cause. What a
 plugin prints while it is imported goes to stderr, because stdout belongs to the command.
-
-Observers are called in child.py.
 """
 
 from __future__ import annotations
@@ -57,12 +55,8 @@ Result = TypeVar("Result")
 
 
 def load_backend(found: Found, operation: Operation) -> Backend:
-    """Import a backend, register it alone, and check its hooks.
-
-    Raises:
-        BackendError: B004; it cannot be imported, has a hook that vox does not have or one with
-            other arguments, or lacks the hook of `operation`.
-    """
+    """Import a backend, register it alone, and check its hooks and that it has the hook of
+    `operation` (B004)."""
     backend = Backend(found, load_plugin(found))
     backend.require(operation)
     return backend
@@ -95,16 +89,20 @@ def call_hook(found: Found, hook: str, returns: type = object, **arguments: obje
     """Load a plugin and call one of its hooks.
 
     Raises:
-        BackendError: B004; it cannot be loaded, lacks the hook, or the result is of another type.
-        PluginError: X001, the hook raised something of its own.
+        BackendError: B004; it cannot be loaded, or lacks the hook.
+        PluginError: X001, the hook raised something of its own, or its result is of another type.
     """
-    manager = load_plugin(found)
+    return _called(found, load_plugin(found), hook, returns, **arguments)
+
+
+def _called(
+    found: Found, manager: pluggy.PluginManager, hook: str, returns: type, **arguments: object
+) -> Any:
     _require_hook(manager, found, hook)
-    with foreign_errors(found.id, hook, "plugin"):
+    with foreign_errors(found.id, hook, _kind(found)):
         result = getattr(manager.hook, hook)(**arguments)
     if not isinstance(result, returns):
-        kind = type(result).__name__
-        raise broken(found, f"{hook} returned an object of type {kind}", returns.__name__)
+        raise wrong_result(found, hook, returns.__name__, result)
     return result
 
 
@@ -181,38 +179,30 @@ class Backend:
         return self.found.manifest
 
     def train(self, job: TrainJob, context: RunContext) -> Trainer:
-        trainer = self._expect(Trainer, "train", job, context)  # type: ignore[type-abstract]
-        return cast("Trainer", _Guarded(self.id, trainer))
+        return cast("Trainer", _Guarded(self.found, self._result(Trainer, "train", job, context)))
 
     def merge(self, job: MergeJob, context: RunContext) -> MergeResult:
         """Call `vox_merge`; its tensors are computed lazily, one at a time."""
-        result = self._expect(MergeResult, "merge", job, context)
+        result: MergeResult = self._result(MergeResult, "merge", job, context)
         return MergeResult(_guarded_items(self.id, "vox_merge", result.tensors))
 
     def load(self, job: LoadJob, context: RunContext) -> Model:
-        model = self._expect(Model, "load", job, context)  # type: ignore[type-abstract]
-        return cast("Model", _Guarded(self.id, model))
+        return cast("Model", _Guarded(self.found, self._result(Model, "load", job, context)))
 
     def require(self, operation: Operation) -> None:
         """Check that the backend has the hook (B004)."""
         _require_hook(self.manager, self.found, f"vox_{operation}")
 
-    def _expect(
-        self, kind: type[Result], operation: Operation, job: object, context: RunContext
-    ) -> Result:
-        self.require(operation)
-        with foreign_errors(self.id, f"vox_{operation}"):
-            result = getattr(self.manager.hook, f"vox_{operation}")(job=job, context=context)
-        if isinstance(result, kind):
-            return result
-        raise _wrong(self.id, f"vox_{operation}", kind.__name__, _described(result))
+    def _result(self, kind: type, operation: Operation, job: object, context: RunContext) -> Any:
+        return _called(self.found, self.manager, f"vox_{operation}", kind, job=job, context=context)
 
 
-def _wrong(plugin: str, hook: str, expected: str, found: str) -> PluginError:
+def wrong_result(found: Found, hook: str, expected: str, result: object) -> PluginError:
+    """Return the error for a result of another type or shape."""
     return PluginError(
         "X001",
-        f"backend {plugin!r} gave a wrong result from {hook}",
-        found=found,
+        f"{_kind(found)} {found.id!r} gave a wrong result from {hook}",
+        found=_described(result),
         expected=expected,
         remedy="upgrade the plugin, or report it to the plugin's authors",
     )
@@ -224,27 +214,31 @@ def _described(result: object) -> str:
     return "None" if result is None else f"an object of type {type(result).__name__}"
 
 
+def _kind(found: Found) -> str:
+    return "backend" if found.manifest is not None and found.manifest.is_backend else "plugin"
+
+
 _RESULTS = {"update": float, "state": TrainState}
 
 
 class _Guarded:
     """A `Model` or `Trainer` whose foreign exceptions and wrong results become `PluginError`."""
 
-    def __init__(self, plugin: str, model: Model) -> None:
+    def __init__(self, plugin: Found, model: Model) -> None:
         self._plugin, self._model = plugin, model
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._model, name)
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            with foreign_errors(self._plugin, name):
+            with foreign_errors(self._plugin.id, name):
                 result = method(*args, **kwargs)
             if name in ("log_probs", "accumulate"):
                 expected = f"float32 {args[0].targets_T.shape}"
                 if _described(result) != expected:
-                    raise _wrong(self._plugin, name, expected, _described(result))
+                    raise wrong_result(self._plugin, name, expected, result)
             elif not isinstance(result, kind := _RESULTS.get(name, object)):
-                raise _wrong(self._plugin, name, kind.__name__, _described(result))
+                raise wrong_result(self._plugin, name, kind.__name__, result)
             return result
 
         return guarded
@@ -253,17 +247,10 @@ class _Guarded:
         """Return a learner's state; what the views of a whole model raise is guarded, too."""
         state: TrainState = self.__getattr__("state")(learner)
         if state.adapter.method != "full":
-            for name, value in state.adapter.tensors().items():
-                own = [value, *state.moments.get(name, ())]
-                wanted = f"float32 {getattr(value, 'shape', ())}"
-                if [*map(_described, own)] != [wanted] * (3 if state.step else len(own)):
-                    expected = f"{wanted}, and after an update two moments like it"
-                    found = f"{name}: {', '.join(map(_described, own))}"
-                    raise _wrong(self._plugin, "state", expected, found)
             return state
 
         def guarded(values: Mapping[str, Item]) -> Mapping[str, Item]:
-            return LazyMapping(values, foreign_errors(self._plugin, "state")(values.__getitem__))
+            return LazyMapping(values, foreign_errors(self._plugin.id, "state")(values.__getitem__))
 
         saved, moments = guarded(state.adapter.saved), guarded(state.moments)
         return replace(state, adapter=replace(state.adapter, saved=saved), moments=moments)
@@ -292,14 +279,14 @@ def foreign_errors(plugin: str, hook: str, kind: str = "backend") -> Iterator[No
 
 def broken(found: Found, what_is: str, expected: str | None = None) -> BackendError:
     """Return the error for a broken plugin of any kind."""
-    backend = found.manifest is not None and found.manifest.is_backend
+    another = "; or choose another with --backend" if _kind(found) == "backend" else ""
     return BackendError(
         "B004",
-        f"{'backend' if backend else 'plugin'} {found.id!r} is installed but broken",
+        f"{_kind(found)} {found.id!r} is installed but broken",
         where=f"{found.distribution} {found.version}, entry point {found.entry_point.value}",
         found=what_is,
         expected=expected,
-        remedy=found.upgrade_or_report + ("; or choose another with --backend" if backend else ""),
+        remedy=found.upgrade_or_report + another,
     )
 
 
@@ -335,7 +322,6 @@ def provider(point: str, name: str, plugins: Sequence[Found] | None = None) -> F
             B014, two do and `[plugin.provider]` in `vox.toml` does not decide.
         ConfigError: the catalog, `vox.toml` or a variable about plugins is wrong.
     """
-    plugins = discover() if plugins is None else plugins
     usable = providers(point, name, plugins)
     if len(usable) > 1:
         decided = load_settings(PluginSettings, {}).provider.get(f"{point}.{name}")
@@ -364,14 +350,8 @@ def no_provider(point: str, name: str, plugins: Sequence[Found] | None = None) -
     """Return the error for a name that no installed plugin provides, or only a disabled one."""
     plugins = discover() if plugins is None else plugins
     if able := _able(point, name, plugins):
-        first, blocked = able[0].id, blocked_plugins([each.id for each in plugins])
-        why = blocking(first, blocked[first]).partition(";")[0]
-        return BackendError(
-            "B013",
-            f"{name!r} ({point}) comes with plugin {first!r}, which is {why}",
-            found=f"plugin {first!r} is {why}",
-            remedy=unblock(first, blocked[first]),
-        )
+        blocked = blocked_plugins([each.id for each in plugins])
+        return _blocked(able[0].id, blocked, f", which provides {name!r} ({point}),")
     catalog = known_plugins().values()
     offered = [each.id for each in catalog if name in each.provides.get(point, ())]
     names = names_at(point, plugins) | ({SFT.name} if point == "objectives" else set())
@@ -386,6 +366,12 @@ def no_provider(point: str, name: str, plugins: Sequence[Found] | None = None) -
     what = f"no installed plugin provides {name!r} ({point})"
     expected = f"one of {', '.join(sorted(names))}" if names else None
     return BackendError("B013", what, found=found, expected=expected, remedy=remedy)
+
+
+def _blocked(plugin_id: str, blocked: Mapping[str, str], role: str = "") -> BackendError:
+    why = blocking(plugin_id, who := blocked[plugin_id]).partition(";")[0]
+    what = f"plugin {plugin_id!r}{role} is {why}"
+    return BackendError("B013", what, remedy=unblock(plugin_id, who))
 
 
 def write_model(job: WriteModelJob) -> None:
@@ -410,12 +396,8 @@ def _names(point: str, plugin: Found) -> Sequence[str]:
 
 
 def usable_plugin(plugin_id: str) -> Found:
-    """Return the installed plugin of an id, if it can be used on this machine.
-
-    Raises:
-        BackendError: it is disabled, its manifest is invalid, or it does not fit this machine.
-        ConfigError: the catalog, `vox.toml` or a variable about plugins is wrong.
-    """
+    """Return the installed plugin of an id: one that is valid (or its fault), not disabled (B013)
+    and fits this machine (B004)."""
     plugins = discover()
     found = next((each for each in plugins if each.id == plugin_id), None)
     if found is None:
@@ -427,12 +409,8 @@ def usable_plugin(plugin_id: str) -> Found:
         )
     if found.fault:
         raise found.fault
-    if who := blocked_plugins([each.id for each in plugins]).get(plugin_id):
-        raise BackendError(
-            "B013",
-            f"plugin {plugin_id!r} is {blocking(plugin_id, who).partition(';')[0]}",
-            remedy=unblock(plugin_id, who),
-        )
+    if plugin_id in (blocked := blocked_plugins([each.id for each in plugins])):
+        raise _blocked(plugin_id, blocked)
     assert found.manifest is not None
     if requirement := unmet(found.manifest, this_machine([found])):
         raise broken(found, ": ".join(requirement))

@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from vox_core.data.dataset import Dataset
 
 
-_FINDINGS = {"nothing to train", "nothing to train within seq_len", "mid-turn"}
-"""Reported by the audit, with the rows."""
+_FINDINGS = {"nothing to train", "nothing to train within seq_len"}
+"""Reported by the audit, with the rows, as are rows cut inside a turn."""
+_CUTS = {"whole turns": "cut to whole turns", "split": "split into several examples"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +118,13 @@ class RunPlan:
                 yield f'the field "{name}" of {_count(count, "row")} is not used'
         yield from self._odd_settings()
         yield from dict.fromkeys((*data.train.notes, *(data.valid.notes if data.valid else ())))
-        longer = f"longer than {self.contract.seq_len} tokens"
         for what, dataset in (("training row", data.train), ("validation row", data.valid)):
             for reason, count in (dataset.stats.dropped if dataset else {}).items():
                 if reason not in _FINDINGS:
                     yield f"{_count(count, what)} dropped: {reason}"
             for how, count in (dataset.stats.truncated if dataset else {}).items():
-                if how not in _FINDINGS:
-                    yield f"{_count(count, what)} {longer}: {how}"
+                if cut := _CUTS.get(how):
+                    yield f"{_count(count, what)} longer than {self.contract.seq_len} tokens: {cut}"
         for what, found in data.audits.items():
             yield from (f"{what}: {finding}" for finding in found.of_level("warning"))
 

@@ -2,13 +2,13 @@
 
 The logits' processors are those of transformers, in its order: repetition penalty, temperature,
 top-k, top-p, min-p. Before the temperature stand OpenAI's: frequency and presence penalty, logit
-bias, and before these the mask of a grammar. The random number is a function of seed, row and
-position, so a row gives the same text on every backend. Greedy decoding (`temperature` 0) uses only
-the mask, the penalties and the bias.
+bias, and before these the mask of a grammar. Greedy decoding (`temperature` 0) uses only the mask,
+the penalties and the bias. Random numbers are functions of seed, row, position and token, so a row
+gives the same text on every backend and beside any other rows.
 
 generate.py runs the batch, load.py decides which tokens and texts end an answer.
 
-Shape legend: V vocabulary, K candidates.
+Shape legend: V vocabulary, B blocks of it, S tokens of a block, K candidates.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from vox_core.contract import Bools, Floats
 
 _BLOCK = 512
+"""Tokens that race one another."""
 _GREEDY = 1e-6
 """A temperature below this is as good as 0, and float32 could not divide by all of them."""
 
@@ -85,12 +86,11 @@ def next_token(
     odds_V = logits_V - logits_V.max()
     odds_V /= sampling.temperature
     np.exp(odds_V, out=odds_V)
-    kept_K = None
     if (least := _least_odds(odds_V, sampling)) > 0:
-        kept_K = np.flatnonzero(odds_V >= least)
-        odds_V = odds_V[kept_K]
-    chosen = _place_at(odds_V, _uniform(sampling.seed, sampling.row, len(before)))
-    return chosen if kept_K is None else int(kept_K[chosen])
+        odds_V *= odds_V >= least
+    # Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3.
+    bits = np.random.Philox(key=[sampling.seed, sampling.row], counter=[0, len(before), 0, 0])
+    return _first(odds_V, np.random.Generator(bits))
 
 
 def log_prob(logits_V: Floats, token: int) -> float:
@@ -121,17 +121,15 @@ def _log_of_sum(logits_V: Floats, most: Floats) -> float:
     return float(np.log(np.exp(odds_V, out=odds_V).sum(dtype=np.float64)))
 
 
-def _place_at(odds_K: Floats, share: float) -> int:
-    """Return the first place where the running sum of the odds, in float64, exceeds a share of the
-    whole. Blocks are summed first: a running sum over all takes twenty times as long."""
-    mass_B = np.add.reduceat(odds_K, np.arange(0, len(odds_K), _BLOCK), dtype=np.float64).cumsum()
-    wanted = share * mass_B[-1]
-    block = int(mass_B.searchsorted(wanted, side="right"))
-    odds_S = odds_K[block * _BLOCK : (block + 1) * _BLOCK]
-    mass_S = odds_S.cumsum(dtype=np.float64) + (mass_B[block - 1] if block else 0)
-    # Sums in another order may differ in their last bit; no place without odds is chosen.
-    place = min(mass_S.searchsorted(wanted, side="right"), np.flatnonzero(odds_S)[-1])
-    return block * _BLOCK + int(place)
+def _first(odds_V: Floats, random: np.random.Generator) -> int:
+    """Return the winner of a race: a token's time is exponential with its odds as the rate, so each
+    wins with its probability (the Gumbel-max trick). Blocks of tokens race first, then the tokens
+    of one, which takes few random numbers. With one number and the running sum of the odds,
+    roundoff would change ten times as many tokens."""
+    odds_B = np.add.reduceat(odds_V, np.arange(0, len(odds_V), _BLOCK), dtype=np.float64)
+    start = int((odds_B / random.standard_exponential(len(odds_B))).argmax()) * _BLOCK
+    odds_S = odds_V[start : start + _BLOCK]
+    return start + int((odds_S / random.standard_exponential(len(odds_S))).argmax())
 
 
 def _penalised(logits_V: Floats, penalty: float, before: Sequence[int]) -> Floats:
@@ -170,9 +168,3 @@ def _nucleus(odds_V: Floats, top_p: float) -> float:
     before_K = odds_K.cumsum(dtype=np.float64) - odds_K
     inside = int(before_K.searchsorted(top_p * whole))
     return float(odds_K[max(inside, 1) - 1])
-
-
-def _uniform(seed: int, row: int, position: int) -> float:
-    """Return a number in [0, 1) from Philox with a counter (Salmon et al. 2011)."""
-    bits = np.random.Philox(key=[seed, row], counter=[0, position, 0, 0])
-    return float(np.random.Generator(bits).random())

@@ -179,6 +179,8 @@ def test_a_malformed_source_is_refused_with_every_fault(folder: Path) -> None:
     with pytest.raises(DataError, match="malformed") as caught:
         mix(recipe(folder, a(), b()), folder / "out.jsonl")
     assert len(caught.value.faults) == 4
+    assert 'malformed-rows = "skip" in the recipe' in caught.value.remedy
+    assert "--" not in caught.value.remedy, "a flag that the command lacks"
     assert not (folder / "out.jsonl").exists()
 
 

@@ -196,7 +196,13 @@ def _checked(
             progress(f"reading {path.name}", rows, 0)
 
     skip = recipe.malformed_rows == "skip"
-    return check_files(paths, skip=skip, progress=tell)
+    try:
+        return check_files(paths, skip=skip, progress=tell)
+    except DataError as error:
+        if error.code != "VOX-D003":
+            raise
+        remedy = 'correct them, or leave out malformed rows: malformed-rows = "skip" in the recipe'
+        raise error.but(remedy=remedy) from None  # a mixture has no flags for it
 
 
 def _faults(checked: Sequence[CheckedFile]) -> Iterator[str]:

@@ -225,6 +225,27 @@ def test_a_comparison_names_each_field_and_trusts_no_other_held_out_rows(tmp_pat
     assert compare(a, a).differences == []
 
 
+def test_best_adapters_are_compared_though_they_are_of_the_last_steps(tmp_path: Path) -> None:
+    """`--load-best-at-end`: both runs were best at the end, and one is longer."""
+    data = {"data": {"valid_digest": "v"}}
+    events = [start(4), Validation(0, 5.0), step(1, 4.0), Validation(1, 2.0)]
+    ends = ([RunEnd(1, "done", 1.0)], [step(2, 3.0), Validation(2, 1.0), RunEnd(2, "done", 2.0)])
+    runs = [
+        make_run(tmp_path / name, [*events, *end], data)
+        for name, end in zip("ab", ends, strict=True)
+    ]
+    for run, last in zip(runs, (1, 2), strict=True):
+        (run / "vox_adapter.json").write_text(json.dumps({"step": last, "last_step": last}))
+    found = compare(*runs).verdict
+    assert (found.better, found.steps) == (None, (1, 1)), "the last common step"
+    for run in runs:
+        plan = json.loads((run / "plan.json").read_text())
+        settings = {"settings": {"load_best_at_end": True}}
+        (run / "plan.json").write_text(json.dumps(plan | settings))
+    found = compare(*runs).verdict
+    assert (found.better, found.a, found.b, found.steps) == (str(runs[1]), 2.0, 1.0, (1, 2))
+
+
 PLANS = {
     "gone": lambda path: None,
     "no JSON": lambda path: path.write_text("{"),

@@ -70,7 +70,16 @@ def compare(a: Path, b: Path) -> Comparison:
     found = None
     if first is not None and second is not None:
         found = [Difference(*each) for each in _by_field(differences(first, second))]
-    return Comparison(one, other, found, verdict(one, other, _data(first), _data(second)))
+    best = _wrote_best(a, one) or _wrote_best(b, other)
+    decided = verdict(one, other, _data(first), _data(second), of_adapters=best)
+    return Comparison(one, other, found, decided)
+
+
+def _wrote_best(folder: Path, run: Summary) -> bool:
+    """With `--load-best-at-end`, whose best step may be the last."""
+    settings = plan_part(folder, "settings") or {}
+    best = run.best is not None and run.best[0] == run.adapter_step
+    return best and settings.get("load_best_at_end") is True
 
 
 def _by_field(found: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any, Any]]:
@@ -83,18 +92,26 @@ def _by_field(found: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any,
 
 
 def verdict(
-    a: Summary, b: Summary, data_a: Mapping[str, Any], data_b: Mapping[str, Any]
+    a: Summary,
+    b: Summary,
+    data_a: Mapping[str, Any],
+    data_b: Mapping[str, Any],
+    *,
+    of_adapters: bool = False,
 ) -> Verdict:
     """Decide which run is better, if anything does.
 
     Args:
         data_a, data_b: identity of their data in the contracts: digest, valid_digest.
+        of_adapters: the losses of the written adapters decide, even if both are of the last step.
     """
+    of_adapters = of_adapters or a.chosen or b.chosen
     same_valid, same_train = (
         data_a.get(key) is not None and data_a.get(key) == data_b.get(key)
         for key in ("valid_digest", "digest")
     )
-    if same_valid and (found := _of_adapters(a, b) or _held_out(a.held_out, b.held_out)):
+    written = (a.judged, b.judged) if of_adapters and a.judged and b.judged else None
+    if same_valid and (found := written or _held_out(a.held_out, b.held_out)):
         return _decided(a.run, b.run, *found)
     known = "valid_digest" in data_a and "valid_digest" in data_b
     reason = _undecided(a, b, known)
@@ -124,12 +141,6 @@ def _undecided(a: Summary, b: Summary, known: bool) -> str:
         return f"{' and '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} no validation loss"
     told = "of different data" if known else "of data that a contract does not name"
     return f"their validation losses are {told}"
-
-
-def _of_adapters(a: Summary, b: Summary) -> tuple[tuple[int, float], tuple[int, float]] | None:
-    if not (a.chosen or b.chosen) or a.judged is None or b.judged is None:
-        return None
-    return a.judged, b.judged
 
 
 def _held_out(a: Curve, b: Curve) -> tuple[tuple[int, float], tuple[int, float]] | None:
