@@ -245,7 +245,7 @@ def test_rows_of_another_type_are_the_plugins_fault(site: Site) -> None:
     site.add("mine", body, manifest=PLUGIN + provides)
     Path("rows.mine").write_text("x")
     code, _, err = vox("data", "check", "rows.mine")
-    assert code == 2
+    assert code == 1
     assert "plugin 'mine' gave a wrong result from vox_open_rows" in err
     assert "found:    an object of type list" in err
     assert "expected: RowStream" in err

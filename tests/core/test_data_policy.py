@@ -590,7 +590,7 @@ def test_facts_of_other_bytes_are_not_kept(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("pairs", [[[0, 1]], [[5, 0]], [[1, -1]], [[1, 0, 0]], [[1.0, 0.0]]])
 def test_pairs_that_are_no_row_and_earlier_row_are_the_plugins_fault(pairs) -> None:
-    finder = SimpleNamespace(id="near")
+    finder = SimpleNamespace(id="near", manifest=None)
     with pytest.raises(PluginError, match="wrong result from vox_near_duplicates"):
         chosen._checked(pairs, 5, finder)
     assert chosen._checked([[4, 0]], 5, finder).tolist() == [[4, 0]]
