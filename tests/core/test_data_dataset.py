@@ -94,13 +94,14 @@ def test_conversations_need_a_chat_template() -> None:
     assert "-instruct" in error.remedy
 
 
-def test_rows_that_the_template_refuses_are_all_named() -> None:
+def test_rows_that_the_template_refuses_for_one_reason_are_one_fault() -> None:
     bad = replace(chat("a", "b", system="s"), line=7)
-    error = refuse("gemma_without_system", chat("a", "b"), bad, *[replace(bad, line=9)] * 600)
-    assert error.code == "VOX-D005"
-    assert len(error.faults) == 601
-    assert error.faults[0] == (
-        "train.jsonl, line 7: the chat template refuses the row: System role not supported"
+    others = [replace(bad, line=line) for line in range(9, 609)]
+    error = refuse("gemma_without_system", chat("a", "b"), bad, *others)
+    assert (error.code, error.found) == ("VOX-D005", "601 rows that cannot be rendered")
+    assert error.faults == (
+        "train.jsonl, line 7, 9, 10, 11, 12 and 596 more: the chat template refuses the row: "
+        "System role not supported",
     )
 
 

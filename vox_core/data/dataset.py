@@ -337,6 +337,6 @@ def _refused(stats: EncodeStats) -> DataError:
         where="the data, as the model's chat template renders it",
         found=f"{rows} row{'s' if rows > 1 else ''} that cannot be rendered",
         expected="a chat template that renders every row",
-        faults=stats.faults,
+        faults=listed(stats.faults),
         remedy=remedy,
     )

@@ -242,8 +242,8 @@ class EncodeStats:
         dropped: reason -> rows that gave no document.
         truncated: "whole turns", "mid-turn" or "split" -> rows longer than `seq_len` that were
             treated so (see encode.py); those dropped after it are among `dropped` only.
-        faults: of the rows that cannot be rendered.
-        misfits: file, line and fault of the rows that the objective cannot use.
+        faults: file, line and fault of the rows that cannot be rendered.
+        misfits: the same of the rows that the objective cannot use.
         counts: id of a finding -> rows.
         places: id of a finding -> the first of its rows: number of the file and line.
         details: id of a finding -> more words about its first row.
@@ -258,7 +258,7 @@ class EncodeStats:
     answers: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     truncated: Counter[str] = field(default_factory=Counter)
-    faults: list[str] = field(default_factory=list)
+    faults: list[tuple[Path, int, str]] = field(default_factory=list)
     misfits: list[tuple[Path, int, str]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     places: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -317,7 +317,7 @@ def stats_of(
     every = [side for sides in rows for side in sides]
     stats = EncodeStats(
         rows=len(rows),
-        faults=[f"{side.record.place}: {side.fault}" for side in every if side.fault],
+        faults=[(each.record.source, each.record.line, each.fault) for each in every if each.fault],
         answers=sum(any(side.record.kind != "text" for side in sides) for sides in rows),
         template=template is not None,
         markers=bool(GENERATION.search(template or "")),
