@@ -98,7 +98,7 @@ def test_a_short_run_ends_with_a_hint(vox, monkeypatch) -> None:
         lines = vox("train", "--out", "runs/a").out.splitlines()
         return [line for line in lines if line.startswith("hint")]
 
-    said = "hint: 3 steps are few. Try --epochs 12 --batch-size 4{} (about 60 steps), or more than"
+    said = "hint: few steps (3). Try --epochs 12 --batch-size 4{} (about 60 steps), or more than"
     assert hints() == [said.format(" --lr 1e-3") + " 20 examples"]
     assert hints(model=Path("runs/a/model")) == hints(lr=3e-3) == [said.format("") + " 20 examples"]
     assert hints(epochs=None) == hints(best_step=2, best_loss=0.5) == []

@@ -189,10 +189,9 @@ def _hint(report: TrainReport) -> str:
     if not (best and report.learned and report.epochs and report.rows and report.steps < SHORT_RUN):
         return ""
     epochs = max(3 * report.epochs, math.ceil(60 * 4 / report.rows))  # sixty steps of four
-    # Whole models are wrecked by it.
-    rate = "" if report.model or (report.lr or 0) >= 1e-3 else " --lr 1e-3"
+    rate = "" if report.model or (report.lr or 0) >= 1e-3 else " --lr 1e-3"  # wrecks whole models
     return (
-        f"hint: {report.steps} steps are few. Try --epochs {epochs:g} --batch-size 4{rate} "
+        f"hint: few steps ({report.steps}). Try --epochs {epochs:g} --batch-size 4{rate} "
         f"(about {report.rows * epochs / 4:.0f} steps), or more than {report.rows} examples"
     )
 

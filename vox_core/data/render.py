@@ -158,7 +158,7 @@ class Renderer:
             return chat
         takes = self._takes(record)
         if record.tools and not takes.tools:
-            raise RenderError("the chat template does not write the row's tools")
+            raise RenderError("the chat template does not write the tools")
         for index, message in enumerate(chat):
             extra, what = message.extra or {}, f"messages[{index}]"
             if "tool_calls" in extra and not takes.calls:

@@ -351,12 +351,13 @@ def no_provider(point: str, name: str, plugins: Sequence[Found] | None = None) -
     plugins = discover() if plugins is None else plugins
     if able := _able(point, name, plugins):
         blocked = blocked_plugins([each.id for each in plugins])
-        return _blocked(able[0].id, blocked, f", which provides {name!r} ({point}),")
+        what = f"{name!r} ({point}) comes with plugin {able[0].id!r}"
+        return _blocked(what, able[0].id, blocked)
     catalog = known_plugins().values()
     offered = [each.id for each in catalog if name in each.provides.get(point, ())]
     names = names_at(point, plugins) | ({SFT.name} if point == "objectives" else set())
     hint = did_you_mean(name, sorted(names))
-    found, remedy = "nor does the catalog", hint or "`vox plugin list` shows what there is"
+    found, remedy = "no plugin of the catalog does", hint or "`vox plugin list` shows what there is"
     if offered:
         found = f"plugin {offered[0]!r} of the catalog does"
         remedy = f"vox plugin install {offered[0]}"
@@ -368,10 +369,10 @@ def no_provider(point: str, name: str, plugins: Sequence[Found] | None = None) -
     return BackendError("B013", what, found=found, expected=expected, remedy=remedy)
 
 
-def _blocked(plugin_id: str, blocked: Mapping[str, str], role: str = "") -> BackendError:
+def _blocked(what: str, plugin_id: str, blocked: Mapping[str, str]) -> BackendError:
     why = blocking(plugin_id, who := blocked[plugin_id]).partition(";")[0]
-    what = f"plugin {plugin_id!r}{role} is {why}"
-    return BackendError("B013", what, remedy=unblock(plugin_id, who))
+    found = f"plugin {plugin_id!r} is {why}"
+    return BackendError("B013", what, found=found, remedy=unblock(plugin_id, who))
 
 
 def write_model(job: WriteModelJob) -> None:
@@ -410,7 +411,7 @@ def usable_plugin(plugin_id: str) -> Found:
     if found.fault:
         raise found.fault
     if plugin_id in (blocked := blocked_plugins([each.id for each in plugins])):
-        raise _blocked(plugin_id, blocked)
+        raise _blocked(f"plugin {plugin_id!r} cannot be used", plugin_id, blocked)
     assert found.manifest is not None
     if requirement := unmet(found.manifest, this_machine([found])):
         raise broken(found, ": ".join(requirement))

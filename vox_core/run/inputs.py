@@ -215,7 +215,8 @@ def _require_rollouts(settings: TrainSettings, objective: Objective | None) -> N
         if given != (need in needs):
             takes = f"takes none; --{setting} is for {others}" if given else "needs one"
             found = f"{'' if given else 'no '}--{setting}; {settings.objective} {takes}"
-            remedy = f"{'leave out' if given else 'add'} --{setting}"
+            about = type(settings).model_fields[setting].description
+            remedy = f"leave out --{setting}" if given else f"add --{setting}: {about}"
     if objective and learns_from_answers(objective):
         if settings.dropout:
             found = "--dropout, which makes another model of the one that answers"

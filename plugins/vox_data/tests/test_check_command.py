@@ -62,7 +62,7 @@ def test_pairs_of_answers_are_said_not_to_be_trained(vox, tmp_path) -> None:
     path.write_text('{"prompt": "how?", "chosen": "so", "rejected": "no"}')
     done = vox("data", "check", path)
     told = f"{path}: 1 preference (checked, and not trained)\nno problems found\n"
-    assert (done.code, done.out) == (0, told)
+    assert (done.code, done.out) == (0, f"{told}next: vox train {path} --objective dpo\n")
 
 
 def test_rows_are_tried_with_the_objective_and_its_fields_count_as_used(vox) -> None:

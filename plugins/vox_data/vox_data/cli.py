@@ -88,8 +88,8 @@ def check(
         ctx.exit(FAULTY)
     if not as_json:
         click.echo("no problems found")
-        if report.trains:
-            click.echo(printable(f"next: {_train_command(ctx)}"))
+        objective = "" if report.trains else " --objective dpo"
+        click.echo(printable(f"next: {_train_command(ctx)}{objective}"))
 
 
 def _train_command(ctx: click.Context) -> str:

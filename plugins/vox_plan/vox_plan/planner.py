@@ -191,7 +191,7 @@ def _steps(run: RunPlan, batch: WorstCase, there: bool) -> StepPlan:
     answers = run.settings.rollouts if samples_answers(run) else None
     return StepPlan(
         total=contract.total_steps if there else None,
-        batch_size=contract.batch_size,
+        batch_size=each_step,
         tokens=round(run.data.train.tokens * each_step / rows),
         micro_batch_tokens=made.micro_batch_tokens,
         gradient_checkpointing=made.gradient_checkpointing,

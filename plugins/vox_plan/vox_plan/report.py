@@ -54,6 +54,7 @@ class StepPlan:
 
     Args:
         total: optimizer steps; None without data.
+        batch_size: examples of a step.
         tokens: of an average step.
         largest: the micro-batch that needs most memory.
         work: of all steps; None without data, or if the model answers.

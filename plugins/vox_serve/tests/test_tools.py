@@ -182,7 +182,7 @@ def test_strict_functions_leave_words_free(speakers, family) -> None:
 @pytest.mark.parametrize(
     ("family", "says"),
     [
-        ("chatml", "does not write the row's tools"),
+        ("chatml", "does not write the tools"),
         ("granite3.3", "does not write the calls"),
         ("qwen3.5", "in none of the formats that vox reads: Hermes, Mistral, Llama 3"),
     ],
