@@ -323,6 +323,26 @@ def test_a_wrong_result_of_a_trainer_is_the_plugins_failure(name: str, site: Sit
     assert (caught.value.found, caught.value.expected) == (found, expected)
 
 
+def test_results_are_checked_however_a_method_is_called(site: Site) -> None:
+    """Arguments by name, and several learners in one call."""
+    scores = "import numpy; return numpy.zeros(batch.targets_T.shape, 'f')"
+    site.add("right", WORKS.replace("return batch", scores))
+    site.add("wrong")
+    right, wrong = (
+        load_backend(site.found(n), "train").train(TRAIN, CONTEXT) for n in ("right", "wrong")
+    )
+    zeros_T = np.zeros(5, np.int64)
+    batch = Batch(zeros_T, zeros_T, np.ones(5, np.float32), zeros_T[:1])
+    assert right.log_probs(adapter="a", batch=batch).shape == (5,)
+    assert right.accumulate(seed=0, learner="a", batch=batch).shape == (5,)
+    assert len(right.accumulate_all([(batch, 0, "a", None)] * 2)) == 2
+    with pytest.raises(PluginError, match="wrong result from accumulate_all"):
+        wrong.accumulate_all([(batch, 0, "a", None)])
+    wrong._model.accumulate_all = lambda calls: []
+    with pytest.raises(PluginError, match="failed in accumulate_all"):
+        wrong.accumulate_all([(batch, 0, "a", None)])
+
+
 def test_a_model_that_cannot_answer_is_a_wrong_result(site: Site) -> None:
     backend = backend_that(site, "mute", "class Loaded(RowByRow)", "class Loaded")
     with pytest.raises(PluginError, match="wrong result from vox_load"):
