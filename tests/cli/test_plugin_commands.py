@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,7 @@ backend = None
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     folder = tmp_path / "site"
     folder.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     monkeypatch.setenv("VOX_CONFIG", str(tmp_path / "config"))
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.chdir(tmp_path)
@@ -213,18 +214,31 @@ def vox_objective(spec):
         (
             'hooks = ["vox_evnt"]\nobjectives = ["mine"]',
             "the manifest needs vox_evnt, marked with @hookimpl; vox_event: never called, as "
-            "[provides] in the manifest lacks it",
+            "the manifest does not declare it",
         ),
         (
             'hooks = ["vox_event"]\nobjectives = ["mine"]\nrewards = ["mine"]',
             "the manifest needs vox_reward, marked with @hookimpl",
         ),
+        ('hooks = ["vox_event"]\nobjectives = ["mine"]\nrewards = []', ""),
     ],
 )
 def test_the_doctor_compares_hooks_with_the_manifest(site: Site, provides: str, said: str) -> None:
     site.add("mine", HOOKS, manifest=f"{PLUGIN}[provides]\n{provides}\n")
     code, out, _ = vox("plugin", "doctor", "mine")
     assert (code, "FAIL  hooks" in out, said in out) == (bool(said), bool(said), True)
+
+
+def test_the_doctor_knows_optional_hooks_and_a_backend_that_is_not_declared(site: Site) -> None:
+    newer = "@hookimpl(optionalhook=True)\ndef vox_newer(x):\n    pass\n"
+    provides = '[provides]\nhooks = ["vox_event"]\nobjectives = ["mine"]\n'
+    site.add("optional", HOOKS + newer, manifest=PLUGIN + provides)
+    assert vox("plugin", "doctor", "optional")[0] == 0
+    backend = "@hookimpl\ndef vox_load(job, context):\n    pass\n"
+    site.add("undeclared", HOOKS + backend, manifest=PLUGIN + provides)
+    code, out, _ = vox("plugin", "doctor", "undeclared")
+    assert code == 1
+    assert "vox_load: never called, as the manifest does not declare it" in out
 
 
 def test_the_doctor_finds_a_name_that_two_plugins_provide(site: Site) -> None:

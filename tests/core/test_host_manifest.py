@@ -116,7 +116,7 @@ row-sources = { suffixes = [".parquet"], schemes = ["hf"] }
     assert (
         faults_of(text.replace(".parquet", "parquet"))
         .faults[0]
-        .startswith("provides.row-sources: a suffix begins with a dot: .parquet (found: ")
+        .startswith("provides.row-sources: a suffix has a dot and lower case: .parquet (found: ")
     )
     wrong = (
         text.replace('"x.cli:stats"', '"x.cli"')

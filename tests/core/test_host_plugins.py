@@ -323,6 +323,16 @@ def test_a_wrong_result_of_a_trainer_is_the_plugins_failure(name: str, site: Sit
     assert (caught.value.found, caught.value.expected) == (found, expected)
 
 
+def test_a_method_that_is_called_with_names_is_checked_too(site: Site) -> None:
+    scores = "import numpy; return numpy.zeros(batch.targets_T.shape, 'f')"
+    site.add("right", WORKS.replace("return batch", scores))
+    right = load_backend(site.found("right"), "train").train(TRAIN, CONTEXT)
+    zeros_T = np.zeros(5, np.int64)
+    batch = Batch(zeros_T, zeros_T, np.ones(5, np.float32), zeros_T[:1])
+    assert right.log_probs(adapter="a", batch=batch).shape == (5,)
+    assert right.accumulate(seed=0, learner="a", batch=batch).shape == (5,)
+
+
 def test_a_model_that_cannot_answer_is_a_wrong_result(site: Site) -> None:
     backend = backend_that(site, "mute", "class Loaded(RowByRow)", "class Loaded")
     with pytest.raises(PluginError, match="wrong result from vox_load"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -108,10 +109,10 @@ def test_answers_are_read_in_turns(opened, prompts):
     alone = ["".join(opened.reply(each, settings=settings)) for each in prompts[:2]]
     first, second = (opened.reply(each, settings=settings) for each in prompts[:2])
     said = ["", ""]
-    for one, other in zip(first, second, strict=False):
+    for one, other in zip_longest(first, second, fillvalue=""):
         said[0] += one
         said[1] += other
-    assert [text + "".join(rest) for text, rest in zip(said, (first, second), strict=True)] == alone
+    assert said == alone
 
 
 # --- many -----------------------------------------------------------------------------------------

@@ -102,7 +102,9 @@ def test_a_reward_uses_every_field_of_a_row(tiny, settings, rewarded):
 
 def test_a_run_without_any_gradient_ends_with_a_warning(tiny, settings, rewarded):
     for reward, expected in (("exact", True), (rewarded["reward"], False)):
-        asked = settings(tiny("llama"), **{**rewarded, "reward": reward, "rollout_tokens": 16})
+        asked = settings(
+            tiny("llama"), **{**rewarded, "reward": reward, "rollout_tokens": 16, "rollouts": 8}
+        )
         asked = asked.model_copy(update={"out": asked.out.with_name(f"same-{expected}")})
         report = train(asked)
         warned = "the gradient was zero in every step" in " ".join(report.warnings)

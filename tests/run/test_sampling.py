@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -36,15 +37,14 @@ def expected(logits_V: np.ndarray, sampling: Sampling) -> int:
         return int(scores_V.argmax())
     odds_V = np.exp(scores_V - scores_V.max())
     bits = np.random.Philox(key=[sampling.seed, sampling.row], counter=[0, len(PROMPT), 0, 0])
-    random = np.random.Generator(bits)
-
-    def winner(rates: list[float]) -> int:
-        times = random.standard_exponential(len(rates))
-        return min((t / r, n) for n, (t, r) in enumerate(zip(times, rates, strict=True)) if r)[1]
-
     starts = range(0, len(odds_V), 512)
-    start = starts[winner([odds_V[at : at + 512].sum() for at in starts])]
-    return start + winner([*odds_V[start : start + 512]])
+    times = [-math.log1p(-(int(raw) >> 11) / 2**53) for raw in bits.random_raw(512 + len(starts))]
+
+    def winner(rates: list[float], times: list[float]) -> int:
+        return min((t / r, n) for n, (t, r) in enumerate(zip(times, rates, strict=False)) if r)[1]
+
+    start = starts[winner([odds_V[at : at + 512].sum() for at in starts], times[512:])]
+    return start + winner([*odds_V[start : start + 512]], times)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,16 @@ def test_each_token_is_chosen_with_its_probability() -> None:
     for token, share in shares.items():
         sigma = (share * (1 - share) / count) ** 0.5
         assert abs(chosen.count(token) / count - share) < 5 * sigma
+
+
+def test_padding_of_the_vocabulary_changes_no_token() -> None:
+    """Some checkpoints have a padded vocabulary, whose further tokens are never chosen."""
+    random, warm = np.random.default_rng(0), Sampling(temperature=1.0)
+    for seed, size in enumerate((1, 500, 512, 1000, 32_000) * 20):
+        logits_V = 2 * random.standard_normal(size, np.float32)
+        padded_V = np.concatenate([logits_V, np.full(1000, -np.inf, np.float32)])
+        sampling = replace(warm, seed=seed)
+        assert next_token(logits_V, sampling, [1]) == next_token(padded_V, sampling, [1])
 
 
 def test_roundoff_in_the_logits_changes_no_token() -> None:

@@ -22,7 +22,7 @@ from vox_core.host.discover import Found, discover
 from vox_core.host.load import POINTS, format_error, load_plugin
 from vox_core.host.manifest import Manifest
 
-_BACKEND = {"vox_load", "vox_merge", "vox_train"}
+_BACKEND = ("vox_load", "vox_merge", "vox_train")
 
 
 def answer(request: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ def _checks(found: Found) -> list[Check]:
     implemented = [name for name in vars(hooks) if getattr(hooks, name).get_hookimpls()]
     loaded = Check("code", True, f"loads; has {', '.join(sorted(implemented)) or 'no hooks'}")
     if found.manifest:
-        if faults := [*_undeclared(found.manifest, {*implemented})]:
+        if faults := [*_undeclared(found.manifest, hooks, {*implemented})]:
             return [loaded, Check("hooks", False, "; ".join(faults), found.upgrade_or_report)]
         for command in found.manifest.commands:
             try:
@@ -115,14 +115,14 @@ def _checks(found: Found) -> list[Check]:
     return [loaded, *own]
 
 
-def _undeclared(manifest: Manifest, hooks: set[str]) -> Iterator[str]:
-    """Compare the hooks of the code with those that the manifest declares."""
-    points = {hook for point, hook in POINTS.items() if point in manifest.provides}
-    declared = points.union(manifest.provides.get("hooks", ()))
-    if lacking := (declared | _BACKEND if manifest.is_backend else declared) - hooks:
+def _undeclared(manifest: Manifest, hooks: object, has: set[str]) -> Iterator[str]:
+    """Compare the code's hooks with the manifest; optional ones of a newer vox have no spec."""
+    points = {hook for point, hook in POINTS.items() if manifest.provides.get(point)}
+    declared = points.union(manifest.provides.get("hooks", ()), _BACKEND * manifest.is_backend)
+    if lacking := declared - has:
         yield f"the manifest needs {', '.join(sorted(lacking))}, marked with @hookimpl"
-    if idle := hooks - declared - _BACKEND - {"vox_doctor"}:
-        yield f"{', '.join(sorted(idle))}: never called, as [provides] in the manifest lacks it"
+    if idle := [n for n in has - declared - {"vox_doctor"} if getattr(hooks, n).has_spec()]:
+        yield f"{', '.join(sorted(idle))}: never called, as the manifest does not declare it"
 
 
 def _require_command(entry: str) -> None:

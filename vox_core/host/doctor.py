@@ -316,7 +316,7 @@ def _points(plugin: Found, everything: Sequence[Found]) -> Iterator[Check]:
         try:
             provider(point, name, everything)
         except BackendError as error:
-            if error.code == "VOX-B014" and point != "hooks":
+            if error.code == "VOX-B014" and point in POINTS:
                 yield Check("provides", False, on_one_line(error), error.remedy)
 
 

@@ -51,7 +51,6 @@ from vox_core.host.probe import this_machine, unmet
 from vox_core.text import did_you_mean
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def load_backend(found: Found, operation: Operation) -> Backend:
@@ -233,12 +232,12 @@ class _Guarded:
         def guarded(*args: Any, **kwargs: Any) -> Any:
             with foreign_errors(self._plugin.id, name):
                 result = method(*args, **kwargs)
-            if name in ("log_probs", "accumulate"):
-                expected = f"float32 {args[0].targets_T.shape}"
-                if _described(result) != expected:
-                    raise wrong_result(self._plugin, name, expected, result)
-            elif not isinstance(result, kind := _RESULTS.get(name, object)):
-                raise wrong_result(self._plugin, name, kind.__name__, result)
+                if name in ("log_probs", "accumulate"):
+                    batch = args[0] if args else kwargs["batch"]
+                    if _described(result) != (like := f"float32 {batch.targets_T.shape}"):
+                        raise wrong_result(self._plugin, name, like, result)
+                elif not isinstance(result, kind := _RESULTS.get(name, object)):
+                    raise wrong_result(self._plugin, name, kind.__name__, result)
             return result
 
         return guarded
@@ -353,8 +352,7 @@ def no_provider(point: str, name: str, plugins: Sequence[Found] | None = None) -
         blocked = blocked_plugins([each.id for each in plugins])
         what = f"{name!r} ({point}) comes with plugin {able[0].id!r}"
         return _blocked(what, able[0].id, blocked)
-    catalog = known_plugins().values()
-    offered = [each.id for each in catalog if name in each.provides.get(point, ())]
+    offered = [e.id for e in known_plugins().values() if name in e.provides.get(point, ())]
     names = names_at(point, plugins) | ({SFT.name} if point == "objectives" else set())
     hint = did_you_mean(name, sorted(names))
     found, remedy = "no plugin of the catalog does", hint or "`vox plugin list` shows what there is"

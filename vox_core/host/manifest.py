@@ -111,8 +111,8 @@ def _flat(names: object) -> object:
     suffixes, schemes = names.get("suffixes", []), names.get("schemes", [])
     if not isinstance(suffixes, list) or not isinstance(schemes, list):
         raise ValueError("suffixes and schemes take lists of texts")
-    if undotted := [each for each in suffixes if not str(each).startswith(".")]:
-        raise ValueError(f"a suffix begins with a dot: .{undotted[0]}")
+    if odd := [s for s in map(str, suffixes) if s != f".{s.removeprefix('.').lower()}"]:
+        raise ValueError(f"a suffix has a dot and lower case: .{odd[0].removeprefix('.').lower()}")
     return [*suffixes, *(f"{scheme}:" for scheme in schemes)]
 
 

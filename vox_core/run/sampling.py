@@ -8,7 +8,7 @@ gives the same text on every backend and beside any other rows.
 
 generate.py runs the batch, load.py decides which tokens and texts end an answer.
 
-Shape legend: V vocabulary, B blocks of it, S tokens of a block, K candidates.
+Shape legend: V vocabulary, B blocks of it, S tokens of a block, K candidates, R = 512 + B.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def next_token(
     np.exp(odds_V, out=odds_V)
     if (least := _least_odds(odds_V, sampling)) > 0:
         odds_V *= odds_V >= least
-    # Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3.
+    # Salmon et al. 2011. numpy keeps raw bits over versions, not a Generator's numbers (NEP 19).
     bits = np.random.Philox(key=[sampling.seed, sampling.row], counter=[0, len(before), 0, 0])
-    return _first(odds_V, np.random.Generator(bits))
+    return _first(odds_V, bits)
 
 
 def log_prob(logits_V: Floats, token: int) -> float:
@@ -121,15 +121,16 @@ def _log_of_sum(logits_V: Floats, most: Floats) -> float:
     return float(np.log(np.exp(odds_V, out=odds_V).sum(dtype=np.float64)))
 
 
-def _first(odds_V: Floats, random: np.random.Generator) -> int:
+def _first(odds_V: Floats, bits: np.random.Philox) -> int:
     """Return the winner of a race: a token's time is exponential with its odds as the rate, so each
-    wins with its probability (the Gumbel-max trick). Blocks of tokens race first, then the tokens
-    of one, which takes few random numbers. With one number and the running sum of the odds,
-    roundoff would change ten times as many tokens."""
+    wins with its probability (the Gumbel-max trick). Blocks race, then the tokens of one: few
+    numbers, and those of blocks come last, so that padding changes none. With one number and the
+    running sum of the odds, roundoff would change ten times as many tokens."""
     odds_B = np.add.reduceat(odds_V, np.arange(0, len(odds_V), _BLOCK), dtype=np.float64)
-    start = int((odds_B / random.standard_exponential(len(odds_B))).argmax()) * _BLOCK
+    times_R = -np.log1p((bits.random_raw(_BLOCK + len(odds_B)) >> 11) * -(2.0**-53))
+    start = int((odds_B / times_R[_BLOCK:]).argmax()) * _BLOCK
     odds_S = odds_V[start : start + _BLOCK]
-    return start + int((odds_S / random.standard_exponential(len(odds_S))).argmax())
+    return start + int((odds_S / times_R[: len(odds_S)]).argmax())
 
 
 def _penalised(logits_V: Floats, penalty: float, before: Sequence[int]) -> Floats:
@@ -155,8 +156,7 @@ def _least_odds(odds_V: Floats, sampling: Sampling) -> float:
     if 0 < sampling.top_k < size:
         least = float(np.partition(odds_V, size - sampling.top_k)[size - sampling.top_k])
     if sampling.top_p < 1:
-        kept_K = odds_V[odds_V >= least] if least else odds_V
-        least = max(least, _nucleus(kept_K, sampling.top_p))
+        least = max(least, _nucleus(odds_V[odds_V >= least] if least else odds_V, sampling.top_p))
     return max(least, sampling.min_p)
 
 

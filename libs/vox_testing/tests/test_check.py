@@ -143,6 +143,17 @@ def test_the_table_and_the_exit_code(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert summary.startswith("noisy: 3 passed")
 
 
+def test_a_package_that_cannot_be_imported_says_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bad = HOOKS + "raise ImportError('libfoo is missing')\n"
+    code = failures.run(
+        root, ["plugin", "check", str(project(tmp_path, "bad", bad)), "-k", "import"]
+    )
+    assert code == 1
+    assert "does nothing  ImportError: libfoo is missing: assert 1 == 0" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

@@ -166,7 +166,7 @@ def test_answers_are_checked_and_rated(teacher, monkeypatch) -> None:
     assert answered
     assert report.rejected["c"] == sum(line["row"]["word"] == "moon" for line in answered)
     low = [line for line in answered if line["row"]["word"] == "sun" and line["row"]["count"] == 3]
-    assert report.rejected["rating"] == len(low)
+    assert report.rejected.get("rating", 0) == len(low)
     assert {row["rating"] for row in rows("train.jsonl")} <= {0.9, 0.5}
     rejected = rows("rejected.jsonl")
     assert {row["why"] for row in rejected if row["rejected"] == "c"} == {"is it sun"}

@@ -1,7 +1,8 @@
-"""The BLAS that is loaded before MLX, and what the doctor says of it."""
+"""The BLAS that is loaded before MLX, what the doctor says of it, and memory that is kept."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from unittest.mock import Mock
@@ -81,3 +82,31 @@ def test_vox_doctor_tells_the_users_own_setting_from_a_fault_of_the_authors(monk
     assert done.returncode == 1
     assert "next: correct VOX_MLX_BLAS, or unset it" in done.stdout.replace("next:  ", "next: ")
     assert "authors" not in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of glibc")
+def test_memory_stays_with_the_process_unless_the_user_has_a_say():
+    """Page faults of a block of 64 MB that is freed and taken ten times."""
+    code = """
+import ctypes, resource
+from vox_mlx.blas import keep_memory
+keep_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    block = libc.malloc(64 << 20)
+    ctypes.memset(block, 1, 64 << 20)
+    libc.free(block)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    environ = {k: v for k, v in os.environ.items() if k[:7] not in ("MALLOC_", "GLIBC_T")}
+
+    def faults(**said: str) -> int:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, env={**environ, **said}, capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+
+    assert 3 * faults() < faults(MALLOC_TRIM_THRESHOLD_="131072")
