@@ -260,7 +260,7 @@ def test_texts_of_tokens_are_not_decoded_on_the_event_loop(client, opened, monke
         ("/tokenize", {"messages": HI, "add_special_tokens": True}, "for a prompt"),
         ("/tokenize", {"content": "x"}, "content is not supported"),
         ("/apply-template", {"prompt": "x"}, "messages: Field required"),
-        ("/apply-template", {"messages": HI, "tools": [{"name": "f"}]}, "does not write the row's"),
+        ("/apply-template", {"messages": HI, "tools": [{"name": "f"}]}, "does not write the tools"),
         ("/apply-template", {"messages": HI, "tools": [{"name": 1}]}, "as tools[0].name"),
     ],
 )
