@@ -115,7 +115,8 @@ def test_a_request_that_is_dropped_frees_its_row(api, engine, model) -> None:
         with client.stream(*stream, json={**ENDLESS, "stream": True}) as kept:
             lines = kept.iter_lines()
             with client.stream(*stream, json={**ENDLESS, "stream": True}) as dropped:
-                assert next(dropped.iter_lines()).startswith("data: {")
+                heard = dropped.iter_lines()  # without a name it would be closed here
+                assert next(heard).startswith("data: {")
                 wait_until(lambda: engine.running == 2)
             wait_until(lambda: engine.running == len(model.inside) == 1)
             assert not [line for line in islice(lines, 100) if "error" in line]
