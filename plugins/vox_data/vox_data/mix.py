@@ -34,7 +34,6 @@ from vox_core.api.rows import (
     apportion,
     check_files,
     find_split,
-    next_step,
     no_such_value,
 )
 from vox_core.errors import ConfigError, DataError, OutputError
@@ -202,13 +201,10 @@ def _checked(
     except DataError as error:
         if error.code != "VOX-D003":
             raise
-        correct = "correct these lines"
+        remedy = "correct these rows; convert a file of another format or encoding"
         if not skip:
-            correct += ', or leave them out: malformed-rows = "skip" in the recipe'
-        any_row, renamed = next_step((), ()), next_step(("unknown form",), ())
-        remedy = (error.remedy or "").replace(renamed.removeprefix(any_row), "")
-        # A mixture has no flags for either.
-        raise error.but(remedy=remedy.replace(any_row, correct)) from None
+            remedy += '; or leave malformed rows out: malformed-rows = "skip" in the recipe'
+        raise error.but(remedy=remedy) from None  # a mixture has no flags for it
 
 
 def _faults(checked: Sequence[CheckedFile]) -> Iterator[str]:
