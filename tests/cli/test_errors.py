@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -61,6 +62,12 @@ def test_a_bug_is_said_in_a_few_lines(capsys) -> None:
         "error[VOX-X002]: this is a bug in vox\n  found:    KeyError: 'x'\nnext: "
     )
     assert "Traceback" not in err
+
+
+def test_output_to_a_full_disk_is_no_bug_of_vox(capsys) -> None:
+    code, _, err = outcome(OSError(errno.ENOSPC, "No space left on device"), capsys)
+    assert code == 1
+    assert err.startswith("error[VOX-S001]: the disk is full\n  where:    stdout\nnext: free")
 
 
 def test_a_library_that_is_not_installed_is_no_bug_of_vox(capsys) -> None:

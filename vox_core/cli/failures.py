@@ -13,6 +13,7 @@ fails.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from typing import Any, NoReturn
 import click
 
 from vox_core.cli.lazy import UnknownCommand
-from vox_core.errors import ConfigError, PluginError, VoxError, WorkError
+from vox_core.errors import ConfigError, PluginError, StorageError, VoxError, WorkError
 from vox_core.errors import command as command_line
 
 STOPPED = 130
@@ -161,6 +162,9 @@ def _bug(error: Exception) -> VoxError:
             f"the Python module {error.name!r} is missing",
             remedy="vox plugin doctor names the plugin that needs it, and the next step",
         )
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        remedy = "free space on that disk, and run again"
+        return StorageError("S001", "the disk is full", where="stdout", remedy=remedy)
     return WorkError(
         "X002",
         "this is a bug in vox",

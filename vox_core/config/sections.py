@@ -286,7 +286,9 @@ class TrainSettings(DataSettings):
         description="Data file (JSONL, JSON, CSV, TSV, TXT, Parquet; .gz, .zst), folder with "
         "train.jsonl (and valid.jsonl), hf:owner/name, or - for JSONL from stdin. Repeatable.",
     )
-    valid: Path | None = Field(None, description="Validation data file.")
+    valid: Path | None = Field(
+        None, description="Validation data file; --valid-share takes part of the rows instead."
+    )
     out: Path | None = Field(None, description="Run folder to create.  [default: runs/MODEL-TIME]")
     backend: Backend | None = Field(None, description="Use this backend only.")
     dtype: DTypeChoice = Field("auto", description="Compute dtype of the base and the adapter.")
