@@ -87,6 +87,7 @@ def test_train_as_json(vox, monkeypatch) -> None:
         "rows": None,
         "epochs": None,
         "lr": None,
+        "objective": "sft",
         "learned": True,
     }
 
@@ -100,7 +101,9 @@ def test_a_short_run_ends_with_a_hint(vox, monkeypatch) -> None:
 
     said = "hint: few steps (3). Try --epochs 12 --batch-size 4{} (about 60 steps), or more than"
     assert hints() == [said.format(" --lr 1e-3") + " 20 examples"]
-    assert hints(model=Path("runs/a/model")) == hints(lr=3e-3) == [said.format("") + " 20 examples"]
+    without = [said.format("") + " 20 examples"]
+    assert hints(model=Path("runs/a/model")) == hints(lr=3e-3) == without
+    assert hints(objective="dpo") == without
     assert hints(epochs=None) == hints(best_step=2, best_loss=0.5) == []
     monkeypatch.setattr("vox_core.cli.train.SHORT_RUN", 3)
     assert hints() == []

@@ -163,8 +163,7 @@ def _bug(error: Exception) -> VoxError:
             remedy="vox plugin doctor names the plugin that needs it, and the next step",
         )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        remedy = "free space on that disk, and run again"
-        return StorageError("S001", "the disk is full", where="stdout", remedy=remedy)
+        return StorageError("S001", "the disk of stdout is full", remedy="free space there")
     return WorkError(
         "X002",
         "this is a bug in vox",

@@ -189,7 +189,8 @@ def _hint(report: TrainReport) -> str:
     if not (best and report.learned and report.epochs and report.rows and report.steps < SHORT_RUN):
         return ""
     epochs = max(3 * report.epochs, math.ceil(60 * 4 / report.rows))  # sixty steps of four
-    rate = "" if report.model or (report.lr or 0) >= 1e-3 else " --lr 1e-3"  # wrecks whole models
+    of_adapter = not report.model and report.objective == "sft"  # it wrecks others
+    rate = " --lr 1e-3" if of_adapter and (report.lr or 0) < 1e-3 else ""
     return (
         f"hint: few steps ({report.steps}). Try --epochs {epochs:g} --batch-size 4{rate} "
         f"(about {report.rows * epochs / 4:.0f} steps), or more than {report.rows} examples"

@@ -330,9 +330,6 @@ def _table_in(annotation: Any) -> type[BaseModel] | None:
 _BATCH = "it counts the examples of a whole optimizer step: per-device batch size x accumulation"
 _ACCUMULATION = f"{_BATCH}; micro-batch-tokens then bounds memory, and never changes the loss"
 
-_PACKED = (
-    "nothing to set: examples are packed up to --micro-batch-tokens and never attend to one another"
-)
 _ANSWERS = "nothing to set: what the assistant says is trained, and nothing else"
 
 _OF_OBJECTIVES = (
@@ -378,7 +375,7 @@ PEERS: dict[str, tuple[str, str]] = {
     "train-batch-size": ("batch-size", _BATCH),
     "gradient-accumulation-steps": ("batch-size", _ACCUMULATION),
     "grad-accumulation-steps": ("batch-size", _ACCUMULATION),
-    "packing": ("", _PACKED),
+    "packing": ("", "nothing to set: examples are packed, and never attend to one another"),
     "use-dora": ("method", "dora"),
     "use-rslora": ("method", "rslora"),
     "assistant-only-loss": ("", _ANSWERS),

@@ -91,6 +91,7 @@ class TrainReport:
     rows: int | None = None
     epochs: float | None = None
     lr: float | None = None
+    objective: str = "sft"
     learned: bool = True
     warnings: tuple[str, ...] = ()
 
@@ -153,6 +154,7 @@ def report_of(session: Session, result: Trained, adapter_step: int | None = None
         rows=plan.contract.data.rows,
         epochs=None if plan.settings.max_steps else plan.settings.epochs,
         lr=plan.contract.optimizer.lr,
+        objective=plan.contract.objective.name,
     )
 
 
@@ -180,6 +182,7 @@ def report_of_ended(plan: RunPlan) -> TrainReport:
         valid_before=before,
         valid_after=after,
         model=plan.run.model,
+        objective=plan.contract.objective.name,
     )
 
 
