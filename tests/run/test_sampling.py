@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -134,14 +135,19 @@ def test_only_allowed_tokens_are_chosen_wherever_they_are() -> None:
 
 def test_penalties_of_the_answer_and_bias_follow_openais_formula() -> None:
     """logit - count * frequency - (count > 0) * presence + bias; the prompt does not count."""
-    logits_V = np.random.default_rng(0).normal(size=32).astype(np.float32)
-    answer = [5, 5, 9]
-    for options in (
-        {"frequency_penalty": 1.5},
-        {"presence_penalty": -2.0},
-        {"logit_bias": ((4, 100.0),)},
-        {"frequency_penalty": -1.0, "presence_penalty": 0.5, "logit_bias": ((5, 3.0), (0, -9.0))},
+    of_all = {"frequency_penalty": -1.0, "presence_penalty": 0.5, "logit_bias": ((5, 3.0), (0, -9))}
+    for seed, options in itertools.product(
+        range(20),
+        (
+            {"frequency_penalty": 0.5},
+            {"presence_penalty": -2.0},
+            {"logit_bias": ((4, 3.0),)},
+            of_all,
+        ),
     ):
+        logits_V = np.random.default_rng(seed).normal(size=32).astype(np.float32)
+        first, second = (int(token) for token in np.argsort(-logits_V)[:2])
+        answer = [first] * 3 + [second]
         sampling = Sampling(**options)
         exact_V = logits_V.astype(np.float64)
         for token in set(answer):

@@ -111,6 +111,54 @@ def test_a_step_in_parts_has_the_loss_and_weights_of_the_whole(case: str) -> Non
     assert mean_metrics(made) == pytest.approx(whole.metrics)
 
 
+SCORES: dict[str, Callable[[Side], float]] = {
+    "dpo": lambda side: float(np.sum(side.log_probs_K - side.reference_K)),
+    "simpo": lambda side: float(np.mean(side.log_probs_K)),
+    "orpo": lambda side: float(np.mean(side.log_probs_K)),
+}
+"""What TRL multiplies with beta: an answer's log-ratio, or its mean log-probability."""
+
+
+@pytest.mark.parametrize("case", ["dpo", "ipo", "simpo", "simpo-smoothed", "orpo"])
+def test_rewards_of_pairs_are_trls(case: str) -> None:
+    name, options = CASES[case]
+    groups, beta = groups_of(case, 0), float(options.get("beta", 2.0))
+    chosen, rejected = (np.array([beta * SCORES[name](pair[n]) for pair in groups]) for n in (0, 1))
+    assert weigh(case, groups).metrics == pytest.approx(
+        {
+            "rewards/chosen": chosen.mean(),
+            "rewards/rejected": rejected.mean(),
+            "rewards/margins": (chosen - rejected).mean(),
+            "rewards/accuracies": (chosen > rejected).mean(),
+        }
+    )
+
+
+def test_rewards_of_kto_are_trls() -> None:
+    groups = groups_of("kto", 0)
+    found = weigh("kto", groups).metrics
+    for label in ("chosen", "rejected"):
+        scores = [SCORES["dpo"](side) for group in groups for side in group if side.label == label]
+        assert found[f"rewards/{label}"] == pytest.approx(0.2 * np.mean(scores))
+
+
+@pytest.mark.parametrize("case", ["grpo-kl", "ppo", "distill"])
+def test_metrics_of_samples(case: str) -> None:
+    groups = groups_of(case, 0)
+    found = weigh(case, groups).metrics
+    joined = [np.concatenate([side.sampled_K for side in group]) for group in groups]
+    before = [np.concatenate([side.reference_K for side in group]) for group in groups]
+    lengths = [len(all_K) / len(group) for all_K, group in zip(joined, groups, strict=True)]
+    assert found["entropy"] == pytest.approx(-np.mean([all_K.mean() for all_K in joined]))
+    assert found["completions/mean_length"] == pytest.approx(np.mean(lengths))
+    gaps = [(all_K - of_K).mean() for all_K, of_K in zip(joined, before, strict=True)]
+    assert found["kl"] == pytest.approx(np.mean(gaps))
+    if case != "distill":
+        rewards = [[side.reward for side in group] for group in groups]
+        assert found["reward"] == pytest.approx(np.mean([np.mean(each) for each in rewards]))
+        assert found["reward_std"] == pytest.approx(np.mean([np.std(each) for each in rewards]))
+
+
 def counts_of(part: Weighed) -> dict[str, int]:
     return {name: part.counts.get(name, 1) for name in part.metrics}
 

@@ -47,6 +47,10 @@ class Paired(Objective):
     def loss(self, margin: float) -> tuple[float, float]:
         """Return a pair's loss, and its derivative with respect to the margin."""
 
+    def reward(self, side: Side) -> float:
+        """Return the implicit reward of an answer, for the metrics."""
+        return self.beta * self.score(side)[0]
+
     def weigh(self, groups: Sequence[Group], totals: Totals) -> Weighed:
         loss, rewards = 0.0, []
         weights: list[list[Floats]] = []
@@ -59,7 +63,7 @@ class Paired(Objective):
             weights.append(
                 [_all(chosen, -share * chosen_slope), _all(rejected, share * rejected_slope)]
             )
-            rewards.append((self.beta * chosen_score, self.beta * rejected_score))
+            rewards.append((self.reward(chosen), self.reward(rejected)))
         return Weighed(loss, weights, _pair_metrics(rewards))
 
 
@@ -93,6 +97,9 @@ class DPO(Paired):
     def score(self, side: Side) -> tuple[float, float]:
         slope = 1 / len(side.log_probs_K) if self.loss_type == "ipo" else 1.0
         return slope * _log_ratio(side), slope
+
+    def reward(self, side: Side) -> float:
+        return self.beta * _log_ratio(side)  # not per token with `ipo`
 
     def loss(self, margin: float) -> tuple[float, float]:
         x, e = self.beta * margin, self.label_smoothing
@@ -147,6 +154,9 @@ class ORPO(Paired):
         log_p = min(_total(side.log_probs_K) / tokens, MOST_LIKELY)
         unlikely = -np.expm1(log_p)
         return float(log_p - np.log(unlikely)), float(1 / (unlikely * tokens))
+
+    def reward(self, side: Side) -> float:
+        return self.beta * _total(side.log_probs_K) / len(side.log_probs_K)
 
     def loss(self, margin: float) -> tuple[float, float]:
         value, slope = _logistic(margin, 1, 0)
