@@ -91,6 +91,27 @@ def test_several_targets_are_the_sum_of_their_losses(client: tinker.TrainingClie
     )
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "ppo"])
+def test_each_datum_has_its_own_dtypes_and_thresholds(
+    loss: types.LossFnType, client: tinker.TrainingClient
+) -> None:
+    given: dict[str, Any] = {"target_tokens": [20, 30, 40]}
+    if loss == "ppo":
+        given |= {"logprobs": [-9.0] * 3, "advantages": [1.0] * 3}
+        others: list[dict[str, Any]] = [{}, {"clip_high_threshold": np.full(3, 1.5, np.float32)}]
+    else:
+        others = [{"weights": np.ones(3, np.int64)}, {"weights": np.full(3, 0.5, np.float32)}]
+    data = [types.Datum(types.ModelInput.from_ints([10, 20, 30]), {**given, **o}) for o in others]
+
+    def total(data: list[types.Datum]) -> float:
+        return client.forward(data, loss).result().metrics["loss:sum"]
+
+    alone = [total([each]) for each in data]
+    assert alone[0] != alone[1]
+    assert total(data) == pytest.approx(sum(alone), rel=1e-6)
+    assert total(data[::-1]) == pytest.approx(sum(alone), rel=1e-6)
+
+
 def test_stops(client: tinker.TrainingClient) -> None:
     sampler = client.save_weights_and_get_sampling_client().result()
     free = types.SamplingParams(max_tokens=8, temperature=0, stop=[])

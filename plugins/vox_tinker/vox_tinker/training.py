@@ -156,7 +156,7 @@ class Training:
         loss, options = loss_named(request.loss_fn, request.config)
         examples = request.examples()
         self._require_sound(examples, loss)
-        batches = self._cut(examples)
+        batches = self._cut(examples, options)
         found = []
         for each in batches:
             found.append((yield from self._compute(each, loss, options, request.forward_only)))
@@ -317,7 +317,7 @@ class Training:
                     "loss_fn_inputs['target_tokens']: the backend has one target per position"
                 )
 
-    def _cut(self, examples: Sequence[Example]) -> list[Data]:
+    def _cut(self, examples: Sequence[Example], options: Mapping[str, float]) -> list[Data]:
         """Lay data out as batches, as `vox train` does."""
         documents = [
             Document(
@@ -336,6 +336,7 @@ class Training:
             Data.of(
                 batch,
                 {n: (p, examples[n]) for n, p in enumerate(places) if p.batch == index},
+                options,
             )
             for index, batch in enumerate(batches)
         ]
@@ -370,11 +371,24 @@ class Data:
     extents: Mapping[int, slice]
 
     @classmethod
-    def of(cls, batch: Batch, inside: Mapping[int, tuple[Place, Example]]) -> Data:
-        """Make one of a batch whose documents lie at these places."""
+    def of(
+        cls,
+        batch: Batch,
+        inside: Mapping[int, tuple[Place, Example]],
+        options: Mapping[str, float],
+    ) -> Data:
+        """Make one of a batch whose documents lie at these places.
+
+        Args:
+            options: values of a datum that has no array of the name, where another one has.
+        """
         (_, first), *_ = inside.values()
         shape = (len(batch.tokens_T), *first.inputs["target_tokens"].shape[1:])
-        arrays = {name: np.zeros(shape, each.dtype) for name, each in first.inputs.items()}
+        names = {name for _, example in inside.values() for name in example.inputs}
+        arrays: dict[str, NDArray[Any]] = {
+            name: np.full(shape, options.get(name, 0), np.float32) for name in names
+        }
+        arrays["target_tokens"] = np.zeros(shape, np.int64)
         arrays["datum"] = np.zeros(shape, np.int64)
         scored_T, extents = np.zeros(shape, bool), dict[int, slice]()
         for number, (place, example) in inside.items():
@@ -383,7 +397,7 @@ class Data:
             scored_T[at], arrays["datum"][at] = True, number
             for name, values in example.inputs.items():
                 arrays[name][at] = values
-        targets_T = arrays.pop("target_tokens").astype(np.int64)
+        targets_T = arrays.pop("target_tokens")
         empty_T = np.zeros(shape, np.float32)
         made = Batch(batch.tokens_T, targets_T, empty_T, batch.starts_D, scored_T)
         return cls(made, arrays, extents)
