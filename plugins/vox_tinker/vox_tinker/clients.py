@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from pydantic import BaseModel, ValidationError
 from tinker import types
 
 from vox_tinker.checkpoints import Kind, Record, Shape, state_folder
@@ -29,8 +30,6 @@ from vox_tinker.training import Training, planned, saved_state
 from vox_tinker.wire import read_json, read_pass
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from vox_tinker.engine import Steps
     from vox_tinker.sessions import Served, Sessions
     from vox_tinker.training import Passing
@@ -63,6 +62,11 @@ class Sent(NamedTuple):
     @property
     def digest(self) -> bytes:
         return hashlib.sha256(self.content or self.body).digest()
+
+
+class _Numbered(BaseModel):
+    model_id: str
+    seq_id: int
 
 
 @dataclass(slots=True, eq=False)
@@ -109,9 +113,24 @@ class Clients:
         """
         if verb not in self._verbs:
             return self._pass(body)
-        kind, handle = self._verbs[verb]
-        made: types.UntypedAPIFuture = handle(read_json(kind, body), Sent(verb, body))
+        (kind, handle), sent = self._verbs[verb], Sent(verb, body)
+        try:
+            made: types.UntypedAPIFuture = handle(read_json(kind, body), sent)
+        except Refused as error:
+            made = self._fail(sent, error)
         return made
+
+    def _fail(self, sent: Sent, error: Refused) -> types.UntypedAPIFuture:
+        """Answer a numbered request with its error: the next ones wait for its number."""
+
+        def compute(_: Training) -> Answer:
+            raise error
+
+        try:
+            found = _Numbered.model_validate_json(sent.body)
+        except ValidationError:
+            raise error from None
+        return self._accept(found.model_id, found.seq_id, sent, compute)
 
     def finish(self, session_id: str) -> None:
         """End a session: its training clients leave the memory, and cannot be made again."""
