@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -77,6 +78,25 @@ def test_replaced_weights_are_those_that_are_sampled(
     after = said(service.create_sampling_client(model_path=path).result())
     live = said(client.save_weights_and_get_sampling_client().result())
     assert before != after == live
+
+
+def test_weights_of_another_base_are_refused(base: Path, tmp_path: Path) -> None:
+    settings = TrainSettings(backend="cpu", dtype="fp32")
+    with (
+        opened("tiny", str(base), settings, lambda _: None) as one,
+        running({"tiny": one, "other": replace(one, name="other")}, tmp_path, KEY) as url,
+    ):
+        service = tinker.ServiceClient(base_url=url, api_key=KEY)
+        clients = [
+            service.create_lora_training_client(name, rank=4).result() for name in ("tiny", "other")
+        ]
+        path = clients[0].save_state("saved").result().path
+        with (
+            pytest.warns(FutureWarning),
+            pytest.raises(tinker.RequestFailedError, match="belong to 'tiny'"),
+        ):
+            clients[1].load_state(path).result()
+        service.close("success").result()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from plugins.vox_tinker.tests.data import ADAM, DATA, sampled
-from tinker import types
+from tinker import RequestFailedError, types
 
 import vox_core as vox
 from vox_core.api.runs import read_run
@@ -104,6 +104,20 @@ def test_a_run_of_vox_train_is_opened(
         )
     ]
     assert scores[0] == scores[1] != scores[2]
+
+
+def test_weights_of_another_alpha_are_refused(
+    base: Path, run: Path, runs: Path, service: tinker.ServiceClient
+) -> None:
+    vox.train(
+        model=str(base), data=str(runs.parent / "rows.jsonl"), out=str(runs / "alpha"),
+        backend="cpu", dtype="fp32", rank=4, alpha=16, max_steps=1,
+    )  # fmt: skip
+    client = service.create_lora_training_client("tiny", rank=4, train_unembed=False).result()
+    with pytest.warns(FutureWarning):
+        client.load_state(f"tinker://{run.name}/weights/final").result()
+    with pytest.warns(FutureWarning), pytest.raises(RequestFailedError, match="alpha"):
+        client.load_state("tinker://alpha/weights/final").result()
 
 
 def test_the_loss_of_a_run_is_per_token(client: tinker.TrainingClient, runs: Path) -> None:

@@ -237,16 +237,14 @@ class Clients:
         if request.session_id is None:
             if request.model_id is None or request.seq_id is None:
                 raise Refused("model_id and seq_id, or session_id and model_seq_id, are required")
-            return self._accept(
-                request.model_id, request.seq_id, sent, partial(self._load, request)
-            )
+            load = partial(self._load, request, self.client(request.model_id).served)
+            return self._accept(request.model_id, request.seq_id, sent, load)
         if request.model_seq_id is None:
             raise Refused("model_seq_id is required with session_id")
         record, _, folder = self.store.find(request.path)
         name = request.base_model or record.base_model
         served = self.sessions.served(name)
-        if served is not self.sessions.served(record.base_model):
-            raise Refused(f"base_model={name!r}: the weights belong to {record.base_model!r}")
+        self.sessions.require_base(served, record, f"base_model={name!r}")
         return self._new(
             request.session_id, request.model_seq_id, served, name, record,
             request.user_metadata, sent, (request.path, folder, request.optimizer),
@@ -550,8 +548,11 @@ class Clients:
             overwrite=getattr(request, "overwrite", False),
         )
 
-    def _load(self, request: types.LoadWeightsRequest, training: Training) -> Answer:
-        _, _, folder = self.store.find(request.path)
+    def _load(
+        self, request: types.LoadWeightsRequest, served: Served, training: Training
+    ) -> Answer:
+        record, _, folder = self.store.find(request.path)
+        self.sessions.require_base(served, record, "path")
         training.load(state_folder(folder), optimizer=request.optimizer)
         found = types.LoadWeightsResponse(
             path=request.path, model_id=request.model_id, type="load_weights"

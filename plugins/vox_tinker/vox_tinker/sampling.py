@@ -246,10 +246,9 @@ class Samplers:
         name = request.base_model
         if request.model_path is not None:
             record, _, _ = self._sessions.store.find(request.model_path)
-            if name is not None and self._sessions.served(name) is not self._sessions.served(
-                record.base_model
-            ):
-                raise Refused(f"base_model={name!r}: the weights belong to {record.base_model!r}")
+            if name is not None:
+                served = self._sessions.served(name)
+                self._sessions.require_base(served, record, f"base_model={name!r}")
             name = record.base_model
         self._sessions.served(name)
         assert name is not None

@@ -19,7 +19,7 @@ from vox_tinker.futures import Futures, Refused
 
 if TYPE_CHECKING:
     from vox_core.api.training import TrainingBase
-    from vox_tinker.checkpoints import Store
+    from vox_tinker.checkpoints import Record, Store
     from vox_tinker.engine import Engine
     from vox_tinker.sampling import Adapters
 
@@ -155,6 +155,11 @@ class Sessions:
             if name is not None and name in each.names:
                 return each
         raise Refused(f"base_model={name!r} is not served here; use {', '.join(self.models)}", 404)
+
+    def require_base(self, served: Served, record: Record, where: str) -> None:
+        """Refuse weights of another base than this one, by the name of the field."""
+        if served is not self.served(record.base_model):
+            raise Refused(f"{where}: the weights belong to {record.base_model!r}")
 
     def capabilities(self) -> types.GetServerCapabilitiesResponse:
         return types.GetServerCapabilitiesResponse(

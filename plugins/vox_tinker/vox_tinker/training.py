@@ -271,15 +271,17 @@ class Training:
         """Go on from the state in a folder, of weights of the same shape.
 
         Raises:
-            Refused: their rank or modules differ.
+            Refused: their rank, alpha or modules differ.
         """
         state = saved_state(folder, optimizer=optimizer)
-        own = self._base.trainer.state(self._name).adapter.tensors()
-        saved = state.adapter.tensors()
-        if {n: v.shape for n, v in own.items()} != {n: v.shape for n, v in saved.items()}:
+        own, saved = (
+            {path: (each.alpha, each.A_RI.shape, each.B_OR.shape) for path, each in found.items()}
+            for found in (self._state().adapter.modules, state.adapter.modules)
+        )
+        if own != saved:
             raise Refused(
-                "path: the saved weights have another rank or other modules; make a client of "
-                "them with create_training_client_from_state"
+                "path: the saved weights have another rank or alpha, or other modules; make a "
+                "client of them with create_training_client_from_state"
             )
         self._base.trainer.remove_learner(self._name)
         self._begin_at(state)
