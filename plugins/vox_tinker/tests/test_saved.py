@@ -67,6 +67,9 @@ def test_checkpoints_are_listed_deleted_and_downloaded(
     client.save_state("a", overwrite=True).result()
     rest.set_checkpoint_ttl_from_tinker_path(state, 3600).result()
     assert rest.list_checkpoints(run).result().checkpoints[0].expires_at is not None
+    for seconds in (0, -1, 10**12):
+        with pytest.raises(tinker.BadRequestError, match="ttl_seconds"):
+            rest.set_checkpoint_ttl_from_tinker_path(state, seconds).result()
     links = rest.get_external_weights_urls(external).result().urls
     for name, link in links.items():
         with urllib.request.urlopen(link) as content:

@@ -161,23 +161,21 @@ class Store:
         """
         if not _NAME.fullmatch(name):
             raise Refused(f"path={name!r}: use letters, digits, '.', '_' and '-', 128 at most")
-        if ttl_seconds is not None and not _SHORTEST <= ttl_seconds <= _LONGEST:
-            raise Refused(f"ttl_seconds={ttl_seconds}: it must be between 1 hour and 10 years")
+        end = _end(ttl_seconds)
         folder = self.folder(model_id) / kind / name
         before = _live(folder)
         if before is not None and seq_id is not None and before.seq_id == seq_id:
             return before.tinker_path
         if folder.exists() and not overwrite:
             raise Refused(f"path={name!r}: it exists; choose another name, or pass overwrite=True")
-        now = datetime.now(UTC)
         about = _Saved(
             seq_id=seq_id,
             checkpoint_id=f"{kind}/{name}",
             checkpoint_type=_TYPES[kind],
-            time=now,
+            time=datetime.now(UTC),
             tinker_path=f"tinker://{model_id}/{kind}/{name}",
             user_metadata=None if user_metadata is None else dict(user_metadata),
-            expires_at=now + timedelta(seconds=ttl_seconds) if ttl_seconds else None,
+            expires_at=end,
         )
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder, replace=overwrite) as made:
@@ -234,17 +232,28 @@ class Store:
         shutil.rmtree(self.saved(f"tinker://{model_id}/{checkpoint_id}")[2])
 
     def expire(self, model_id: str, checkpoint_id: str, ttl_seconds: int | None) -> None:
-        """Change when a checkpoint expires; None: never."""
+        """Change when a checkpoint expires; None: never.
+
+        Raises:
+            Refused: 404, there is none; 400, the time is too short or too long.
+        """
         folder = self.saved(f"tinker://{model_id}/{checkpoint_id}")[2]
         about = _live(folder)
         assert about is not None
-        end = None if ttl_seconds is None else datetime.now(UTC) + timedelta(seconds=ttl_seconds)
-        changed = about.model_copy(update={"expires_at": end})
+        changed = about.model_copy(update={"expires_at": _end(ttl_seconds)})
         write_text(folder / _CHECKPOINT, changed.model_dump_json())
 
     def files(self, folder: Path) -> Iterator[Path]:
         """Yield the files of a checkpoint that clients download."""
         return (p for p in sorted(folder.iterdir()) if p.is_file() and p.name != _CHECKPOINT)
+
+
+def _end(ttl_seconds: int | None) -> datetime | None:
+    if ttl_seconds is None:
+        return None
+    if not _SHORTEST <= ttl_seconds <= _LONGEST:
+        raise Refused(f"ttl_seconds={ttl_seconds}: it must be between 1 hour and 10 years")
+    return datetime.now(UTC) + timedelta(seconds=ttl_seconds)
 
 
 def _trained(folder: Path) -> Record:
