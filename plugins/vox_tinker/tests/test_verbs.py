@@ -164,6 +164,18 @@ def test_a_faulty_step_does_not_hold_up_the_next(client: tinker.TrainingClient) 
     assert client.optim_step(ADAM).result(timeout=60).metrics
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("eps", 0), ("beta1", 1), ("learning_rate", -1), ("grad_clip_norm", -1)]
+)
+def test_faulty_parameters_change_nothing(
+    name: str, value: float, client: tinker.TrainingClient
+) -> None:
+    before = client.forward_backward(DATA, "cross_entropy").result().metrics
+    with pytest.raises(tinker.RequestFailedError, match=f"adam_params.{name}="):
+        client.optim_step(ADAM.model_copy(update={name: value})).result()
+    assert client.forward(DATA, "cross_entropy").result().metrics == before
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_faulty_data_is_refused_by_its_field(name: str, client: tinker.TrainingClient) -> None:
     data, loss, config, words = REFUSED[name]

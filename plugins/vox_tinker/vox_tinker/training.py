@@ -444,10 +444,11 @@ def require_tokens(tokens: NDArray[Any], vocabulary: int, where: str) -> None:
 
 def _require_parameters(params: types.AdamParams) -> None:
     for name, value in params.model_dump().items():
-        least = 0.0
         most = 1.0 if name.startswith("beta") else math.inf
-        if not (least <= value < most):
+        if not 0 <= value < most:
             raise Refused(f"adam_params.{name}={value}: it must be a number from 0 to {most:g}")
+    if not params.eps:
+        raise Refused("adam_params.eps=0.0: a parameter without a gradient would become NaN")
 
 
 def saved_state(folder: Path, *, optimizer: bool) -> TrainState:
