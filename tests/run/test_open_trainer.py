@@ -183,6 +183,22 @@ def test_the_divisor_follows_from_what_was_accumulated(trainer, bigrams) -> None
         trainer.optim_step()
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"lr": np.nan}, {"lr": np.inf}, {"lr": -1.0}, {"clip": -1.0}, {"weight_decay": np.nan},
+        {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": 0.0}, {"eps": np.nan},
+    ],
+)  # fmt: skip
+def test_a_step_with_numbers_out_of_range_is_refused(trainer, given) -> None:
+    trainer.forward_backward(ROWS)
+    before = tensors(trainer)
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        trainer.optim_step(**given)
+    assert tensors(trainer) == before
+    assert trainer.optim_step() > 0, "the gradients are still there"
+
+
 def test_an_objective_has_groups_and_the_reference(trainer) -> None:
     objective = Margin()
     first = trainer.forward_backward(PAIRS, objective)
@@ -269,6 +285,8 @@ def test_documents_are_trained_where_they_have_weight(trainer, bigrams) -> None:
     ("documents", "said"),
     [
         ([], "no documents"),
+        (vox.Document([1, 2]), "a list of"),
+        ((vox.Document([1, 2]) for _ in range(2)), "a list of"),
         ([{"prompt": "a"}], "completion"),
         ([{"prompt": "a", "completion": ""}], ""),
         ([vox.Document([1])], "two or more"),

@@ -178,18 +178,25 @@ class OpenTrainer:
 
         Returns:
             The gradient norm before clipping. If it is not finite, nothing was changed.
+
+        Raises:
+            ConfigError: C002, a number is out of its range; C004, there are no gradients.
         """
-        spec, norm = self._plan.contract.optimizer, math.nan
-        update = Update(
-            number=self.step - self._skipped + 1,
-            lr=spec.lr if lr is None else lr,
-            total_weight=self._gradients.total_weight(total_weight),
-            clip=spec.clip if clip is None else clip,
-            beta1=betas[0],
-            beta2=betas[1],
-            eps=eps,
-            weight_decay=spec.weight_decay if weight_decay is None else weight_decay,
-        )
+        spec, norm, (beta1, beta2) = self._plan.contract.optimizer, math.nan, betas
+        given = {"lr": lr, "weight_decay": weight_decay, "clip": clip}
+        chosen = {name: getattr(spec, name) if n is None else n for name, n in given.items()}
+        number, total = self.step - self._skipped + 1, self._gradients.total_weight(total_weight)
+        update = Update(number, total_weight=total, beta1=beta1, beta2=beta2, eps=eps, **chosen)
+        sound = all(0 <= each < math.inf for each in chosen.values())
+        if not (sound and 0 <= beta1 < 1 and 0 <= beta2 < 1 and 0 < eps < math.inf):
+            raise ConfigError(
+                "C002",
+                "AdamW cannot step with these numbers",
+                where="optim_step",
+                found=str(update),
+                expected="lr, weight_decay and clip of 0 or more, betas below 1, eps above 0",
+                remedy="correct them",
+            )
         if self._gradients.finite:
             norm = self._trainer.update(update, self._name)
         else:
@@ -236,10 +243,8 @@ class OpenTrainer:
             self._samplings += 1
             seed = micro_batch_seed(self._plan.contract.seed, self.step, -self._samplings)
         settings = validate(GenerateSettings, {"temperature": 1.0, **sampling, "seed": seed})
-        limit, tokenizer = positions(shared.inputs.config), shared.encoder.tokenizer
-        model = OpenModel(
-            "", shared.generator, tokenizer, settings, adapter=adapter, positions=limit
-        )
+        limit, known = positions(shared.inputs.config), shared.encoder.tokenizer
+        model = OpenModel("", shared.generator, known, settings, adapter=adapter, positions=limit)
         asked = [prompts] if isinstance(prompts, str) else prompts
         questions = [
             model.question([{"role": "user", "content": p}] if isinstance(p, str) else p, row)
@@ -275,8 +280,7 @@ class OpenTrainer:
                 "B002",
                 f"backend {shared.plan.backend!r} has one learner at a time",
                 where=f"add({name!r})",
-                expected="a backend with the capability `learners`",
-                remedy="open a second trainer, or choose another backend",
+                remedy="open a second trainer, or choose a backend with the capability `learners`",
             )
         stack = ExitStack()
         seed = self._plan.contract.seed if seed is None else seed
@@ -391,8 +395,7 @@ def open_training_base(
             "a loop of one's own trains adapters",
             where="vox.open_trainer",
             found="method full",
-            expected="lora, rslora or dora",
-            remedy="train the weights themselves with vox.train(method='full')",
+            remedy="use lora, rslora or dora, or vox.train(method='full')",
         )
     start = starting_adapter(chosen, progress)
     chosen = start.adopted(chosen) if start else chosen
@@ -520,8 +523,7 @@ class Pending:
                 where="forward_backward",
                 found=f"documents whose weights add up to {total:g}",
                 expected="a sum above 0",
-                remedy="to make tokens less likely, give forward_backward weights= with negative "
-                "numbers",
+                remedy="to make tokens less likely, give weights= with negative numbers",
             )
         scores, loss = [], 0.0
         for batch, weights_T, seed in zip(batches, weights, seeds, strict=True):

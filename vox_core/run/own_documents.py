@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -144,8 +144,7 @@ def objective_named(
         return Given(weights)
     chosen: Objective | None
     if isinstance(objective, str):
-        spec = ObjectiveSpec(objective, {k: str(v) for k, v in options.items()})
-        chosen = objective_of(spec)
+        chosen = objective_of(ObjectiveSpec(objective, {k: str(v) for k, v in options.items()}))
     else:
         chosen = objective if isinstance(objective, Objective) else Function(objective)
     if chosen is not None and "teacher" in chosen.needs:
@@ -173,8 +172,8 @@ def documents_of(
 ) -> list[encode.Document]:
     """Make documents of rows; the documents of a group are neighbours. Those of a function are as
     in supervised training."""
-    if not items:
-        raise _unusable("D006", "there are no documents", "none")
+    if not isinstance(items, Sized) or not len(items):  # type: ignore[redundant-expr]
+        raise _unusable("D006", "there are no documents", f"{items!r:.60}")
     compared = None if isinstance(objective, Function) else objective
     if all(isinstance(item, Document) for item in items):
         return _as_they_are(items, compared)  # type: ignore[arg-type]
@@ -302,6 +301,6 @@ def _unusable(code: str, what: str, found: str) -> DataError:
         what,
         where="the documents of this call",
         found=found,
-        expected="rows as in a data file, or vox.Document, with something to train",
+        expected="a list of rows as in a data file, or of vox.Document, with something to train",
         remedy="correct them or leave them out",
     )
