@@ -198,6 +198,20 @@ def test_a_failed_pass_takes_its_step_along(client: tinker.TrainingClient) -> No
         client.optim_step(ADAM).result()
 
 
+def test_a_failed_part_of_a_batch_takes_its_step_along(client: tinker.TrainingClient) -> None:
+    """The SDK sends more than 1,024 data as several requests."""
+    alone = client.forward_backward(DATA, "cross_entropy"), client.optim_step(ADAM)
+    passed = client.forward_backward([datum([1, 2, 999]), *DATA * 600], "cross_entropy")
+    stepped = client.optim_step(ADAM)
+    with pytest.raises(tinker.RequestFailedError, match="999"):
+        passed.result()
+    with pytest.raises(tinker.RequestFailedError, match="request 3 failed"):
+        stepped.result()
+    again = client.forward_backward(DATA, "cross_entropy"), client.optim_step(ADAM)
+    norms = [each.result().metrics["grad_norm"] for _, each in (alone, again)]
+    assert norms[1] < 2 * norms[0], "nothing is left of the part that did not fail"
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

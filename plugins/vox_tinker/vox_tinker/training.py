@@ -56,7 +56,8 @@ class Gradients:
 
     Args:
         weighted: their weights are those of a negative log-likelihood, none below zero.
-        failed: why they cannot be applied.
+        failed: why they cannot be applied, whatever passes follow: the SDK sends a large batch as
+            several requests.
     """
 
     passes: int = 0
@@ -212,7 +213,8 @@ class Training:
             raise Refused(f"optim_params.type={params.type!r} is not supported; use AdamParams")
         _require_parameters(params)
         gradients, self._gradients = self._gradients, Gradients()
-        if not gradients.passes:
+        if gradients.failed or not gradients.passes:
+            self._base.trainer.discard(self._name)  # those of passes after the failed one
             why = gradients.failed or "no forward_backward since the last optim_step"
             raise Refused(f"there are no gradients to apply: {why}")
         update = Update(
@@ -248,7 +250,8 @@ class Training:
     @property
     def worth_saving(self) -> bool:
         """Whether computing again what a killed server had computed would take too long."""
-        return not self._gradients.passes and self._unsaved > REPEAT_SECONDS
+        gradients = self._gradients
+        return not (gradients.passes or gradients.failed) and self._unsaved > REPEAT_SECONDS
 
     def save(self, folder: Path) -> None:
         """Write the state, which `saved_state` reads."""
@@ -346,7 +349,6 @@ class Training:
     def _count(self, batches: Iterable[Data], loss: float, seconds: float) -> None:
         gradients = self._gradients
         gradients.passes += 1
-        gradients.failed = ""
         gradients.loss += loss
         gradients.seconds += seconds
         for data in batches:
