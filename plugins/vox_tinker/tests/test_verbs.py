@@ -220,6 +220,8 @@ def test_a_failed_part_of_a_batch_takes_its_step_along(client: tinker.TrainingCl
         ({"max_tokens": 2, "top_p": 0.0}, "top_p"),
         ({"max_tokens": 2, "temperature": -1.0}, "temperature"),
         ({"max_tokens": 2, "top_k": 0}, "top_k"),
+        ({"max_tokens": 2, "stop": ""}, "stop"),
+        ({"max_tokens": 2, "stop": ["a", ""]}, "stop"),
     ],
 )
 def test_faulty_sampling_is_refused(

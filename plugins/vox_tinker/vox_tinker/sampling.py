@@ -366,5 +366,7 @@ def _require_supported(request: types.SampleRequest) -> None:
         raise Refused(f"sampling_params.temperature={params.temperature}: it must be 0 or more")
     if not 0 < params.top_p <= 1:
         raise Refused(f"sampling_params.top_p={params.top_p}: it must be above 0, and at most 1")
+    if params.stop == "" or (not isinstance(params.stop, str) and "" in (params.stop or ())):
+        raise Refused("sampling_params.stop: an empty text; stop=[] lets samples run to max_tokens")
     if params.top_k == 0 or params.top_k < -1:
         raise Refused(f"sampling_params.top_k={params.top_k}: it must be -1, or 1 or more")
