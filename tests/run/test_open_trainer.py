@@ -188,6 +188,7 @@ def test_the_divisor_follows_from_what_was_accumulated(trainer, bigrams) -> None
     [
         {"lr": np.nan}, {"lr": np.inf}, {"lr": -1.0}, {"clip": -1.0}, {"weight_decay": np.nan},
         {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": 0.0}, {"eps": np.nan},
+        {"total_weight": 0}, {"total_weight": -1},
     ],
 )  # fmt: skip
 def test_a_step_with_numbers_out_of_range_is_refused(trainer, given) -> None:
@@ -448,6 +449,16 @@ def test_a_learner_is_closed_alone(trainer, bigrams) -> None:
         assert {*bigrams[0].learners} == {"adapter", "b"}
     assert {*bigrams[0].learners} == {"adapter"}
     assert not bigrams[0].closed
+    trainer.add("b")
+
+
+def test_learners_have_names_of_their_own(trainer, bigrams) -> None:
+    second = trainer.add("b")
+    for name in ("b", "adapter", "reference"):
+        for each in (trainer, second):
+            with pytest.raises(ConfigError, match="already"):
+                each.add(name)
+    assert {*bigrams[0].learners} == {"adapter", "b"}
 
 
 def test_a_backend_with_one_learner_says_so(trainer) -> None:

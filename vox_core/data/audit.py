@@ -247,9 +247,7 @@ FINDINGS: dict[str, Kind] = {
         "name one with --template chatml, or use an -instruct model",
     ),
     "no-markers": Kind(
-        "info",
-        "the chat template has no {% generation %} markers",
-        "nothing needs to be done",
+        "info", "the chat template has no {% generation %} markers", "nothing needs to be done"
     ),
 }
 FEW_TRAINED = 0.01

@@ -18,12 +18,7 @@ from vox_core.config import GenerateSettings, LoadSettings, SamplingSettings
 from vox_core.contract import AdapterState, Batch, DType, LoadJob, Model, Notice, padded_groups
 from vox_core.data.audit import vocabulary_of
 from vox_core.data.template import TemplateFault
-from vox_core.data.tokenizer import (
-    chat_template,
-    end_of_turn_ids,
-    load_tokenizer,
-    template_source,
-)
+from vox_core.data.tokenizer import chat_template, end_of_turn_ids, load_tokenizer, template_source
 from vox_core.digests import CONFIG_FILE, config_digest, folder_digest, tokenizer_digest
 from vox_core.errors import DataError
 from vox_core.host import Request, Seen, explain
@@ -160,10 +155,7 @@ class OpenModel:
         return Question(tokens, self._sampling(chosen, len(tokens), row), chosen.stop)
 
     def reply(
-        self,
-        messages: Sequence[Message],
-        row: int = 0,
-        settings: SamplingSettings | None = None,
+        self, messages: Sequence[Message], row: int = 0, settings: SamplingSettings | None = None
     ) -> Answer:
         """Answer a conversation while the answer is read; see `question`."""
         question = self.question(messages, row, settings)

@@ -82,6 +82,7 @@ class TrainingBase:
     Args:
         plan: of a learner with these settings.
         groups: numbers the prompts of all samples.
+        learners: names of those that are open, and of the adapter to compare with.
     """
 
     settings: TrainSettings
@@ -91,6 +92,7 @@ class TrainingBase:
     encoder: Encoder
     generator: Generator
     groups: Iterator[int] = field(default_factory=itertools.count)
+    learners: set[str] = field(default_factory=lambda: {NAME, REFERENCE})
 
     def plan_with(self, **changed: Any) -> ExecutionPlan:
         """Plan a learner whose adapter has other settings, such as `rank`, `targets` or `seed`.
@@ -187,14 +189,14 @@ class OpenTrainer:
         chosen = {name: getattr(spec, name) if n is None else n for name, n in given.items()}
         number, total = self.step - self._skipped + 1, self._gradients.total_weight(total_weight)
         update = Update(number, total_weight=total, beta1=beta1, beta2=beta2, eps=eps, **chosen)
-        sound = all(0 <= each < math.inf for each in chosen.values())
+        sound = all(0 <= each < math.inf for each in chosen.values()) and 0 < total < math.inf
         if not (sound and 0 <= beta1 < 1 and 0 <= beta2 < 1 and 0 < eps < math.inf):
             raise ConfigError(
                 "C002",
                 "AdamW cannot step with these numbers",
                 where="optim_step",
                 found=str(update),
-                expected="lr, weight_decay and clip of 0 or more, betas below 1, eps above 0",
+                expected="lr, weight_decay, clip from 0; betas below 1; eps, total_weight above 0",
                 remedy="correct them",
             )
         if self._gradients.finite:
@@ -243,8 +245,10 @@ class OpenTrainer:
             self._samplings += 1
             seed = micro_batch_seed(self._plan.contract.seed, self.step, -self._samplings)
         settings = validate(GenerateSettings, {"temperature": 1.0, **sampling, "seed": seed})
-        limit, known = positions(shared.inputs.config), shared.encoder.tokenizer
-        model = OpenModel("", shared.generator, known, settings, adapter=adapter, positions=limit)
+        limit, tokenizer = positions(shared.inputs.config), shared.encoder.tokenizer
+        model = OpenModel(
+            "", shared.generator, tokenizer, settings, adapter=adapter, positions=limit
+        )
         asked = [prompts] if isinstance(prompts, str) else prompts
         questions = [
             model.question([{"role": "user", "content": p}] if isinstance(p, str) else p, row)
@@ -272,9 +276,13 @@ class OpenTrainer:
             seed: of its adapter weights, dropout and samples; by default that of this learner.
 
         Raises:
+            ConfigError: C002, there is one of this name.
             BackendError: B002, the backend has one learner at a time.
         """
         shared = self._shared
+        if name in shared.learners:
+            what, remedy = f"there is a learner {name!r} already", "choose another name"
+            raise ConfigError("C002", what, where="add", remedy=remedy)
         if not shared.inputs.backend.manifest.capabilities.learners:
             raise BackendError(
                 "B002",
@@ -286,6 +294,8 @@ class OpenTrainer:
         seed = self._plan.contract.seed if seed is None else seed
         made = OpenTrainer(shared, name, seed, stack.close)
         stack.callback(self._trainer.remove_learner, name)
+        shared.learners.add(name)
+        stack.callback(shared.learners.remove, name)
         return made
 
     def save(self, path: str | Path) -> Path:
@@ -500,7 +510,7 @@ class Pending:
                 found="both since the last step",
                 remedy="give total_weight, or call optim_step between them",
             )
-        return given or (self._supervised if True in self._kinds else 1.0)
+        return given if given is not None else self._supervised if True in self._kinds else 1.0
 
     def _in_one_pass(
         self,
