@@ -375,6 +375,31 @@ def test_the_smallest_format_that_keeps_the_bound_is_taken(run, tmp_path) -> Non
     assert not (tmp_path / "refused").exists()
 
 
+def test_files_are_tried_by_size_and_not_by_the_names_of_their_formats(
+    run, tmp_path, monkeypatch
+) -> None:
+    """llama.cpp stores rows that no block of a K-quant fits in more bits."""
+    monkeypatch.setattr(llama_cpp, "quantiser", lambda: ["fake"])
+    monkeypatch.setattr(llama_cpp, "quantise", lambda source, out, *_: shutil.copy(source, out))
+    report = run_export(run, quant="auto", max_kl=0.5, out=tmp_path / "auto")
+    assert report.quant in ("mxfp4", "q4_0")
+    bound = report.quality.mean_kl / 1e3
+    report = run_export(run, quant="auto", max_kl=bound, out=tmp_path / "closer")
+    assert report.quant in ("q5_0", "q5_1", "q8_0", "f16")
+    assert "q4_0" in report.notes[-1] and "q4_k_m" not in report.notes[-1]
+    assert sorted(p.suffix for p in report.out.iterdir()) == [".gguf", ".json"]
+    report = run_export(run, quant="q4_k_m", out=tmp_path / "one")
+    assert report.file is not None
+    assert report.quality.mean_kl < 1e-9
+
+
+def test_a_bound_below_rounding_names_the_bound(run, tmp_path) -> None:
+    with pytest.raises(ProofError) as caught:
+        run_export(run, quant="auto", max_kl=1e-30, out=tmp_path / "auto")
+    assert "--max-kl" in caught.value.remedy
+    assert "report" not in caught.value.remedy
+
+
 # Five faults that an export could have, as seen by a user: a tensor with another sign, no adapter,
 # another scale, no stop token, another template.
 

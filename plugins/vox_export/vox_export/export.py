@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gguf
 import numpy as np
@@ -33,7 +33,7 @@ from vox_core.api.models import (
 from vox_core.api.settings import did_you_mean
 from vox_core.api.tokenizers import end_of_turn_ids, load_tokenizer, template_source
 from vox_core.contract import AdapterState, Notice, WriteModelJob
-from vox_core.errors import AdapterError, ConfigError, ModelError, StorageError
+from vox_core.errors import AdapterError, ConfigError, ModelError, ProofError, StorageError
 from vox_export import convert as adapters
 from vox_export import llama_cpp, ollama, quality
 from vox_export.child import end_child, full_config, without_torch
@@ -56,9 +56,11 @@ if TYPE_CHECKING:
     from vox_export.convert import ConvertReport
 
 
+Write: TypeAlias = Callable[[str, Path], None]
+"""Writes the model in a format of `FORMATS`."""
 PROOF = "proof.json"
 AUTO = ("mxfp4", "q4_0", "q4_k_m", "q4_1", "q5_0", "q5_k_m", "q5_1", "q6_k", "q8_0", "f16", "f32")
-"""What `--quant auto` tries, by bits per weight."""
+"""What `--quant auto` tries, by size where no K-quants are among them."""
 MAX_KL = 0.02
 _TEXTS = ("Hello, world! 12345 is a number.", "  Grüße aus Köln;\n\n\t東京は日本の首都です。 👍🏽")
 
@@ -160,11 +162,18 @@ def _export_gguf(job: Job, progress: Progress | None) -> ExportReport:
     _require_space(job, quants)
     with atomic_folder(job.out) as folder, tempfile.TemporaryDirectory(prefix="vox-") as scratch:
         reference = _reference(job, Path(scratch))
-        attempts = (
-            (quant, _attempt(job, quant, vocabulary, reference, folder, progress))
-            for quant in quants
-        )
-        quant, (path, measured, notes) = next((q, made) for q, made in attempts if made)
+
+        def write(quant: str, path: Path) -> None:
+            job.observe(Notice(f"writing {path.name}"))
+            ModelFile(job.source, quant).write(
+                path,
+                vocabulary,
+                job.name,
+                lambda done, total: progress("writing", done, total) if progress else None,
+            )
+
+        quants = _quantised(job, quants, folder, write)
+        quant, path, measured, notes = _smallest(job, quants, vocabulary, reference, folder, write)
         write_json(folder / PROOF, {**asdict(measured), "quant": quant, "notes": notes})
         if to_ollama:
             text = ollama.modelfile(job.tokenizer, vocabulary, job.stops, path.name)
@@ -182,41 +191,65 @@ def _export_gguf(job: Job, progress: Progress | None) -> ExportReport:
     )
 
 
-def _attempt(
+def _quantised(job: Job, quants: list[str], folder: Path, write: Write) -> list[str]:
+    """Write the K-quants among `quants`, by way of one file in float32.
+
+    Their size depends on the model's widths: llama.cpp quantises some in more bits. Returns
+    `quants` by the size of their files.
+    """
+    made = [quant for quant in quants if quant not in FORMATS]
+    if not made:
+        return quants
+    write("f32", plain := folder / f"{job.name}.f32")
+    head = plain.stat().st_size - ModelFile(job.source, "f32").nbytes
+    sizes = {q: ModelFile(job.source, q).nbytes + head for q in quants if q in FORMATS}
+    for quant in made:
+        path = _path(job, folder, quant)
+        job.observe(Notice(f"quantising to {path.name}"))
+        llama_cpp.quantise(plain, path, quant, int(gguf.LlamaFileType[f"MOSTLY_{quant.upper()}"]))
+        sizes[quant] = path.stat().st_size
+    plain.unlink()
+    return sorted(quants, key=sizes.__getitem__)
+
+
+def _smallest(
     job: Job,
-    quant: str,
+    quants: list[str],
     vocabulary: Vocabulary,
     reference: quality.Reference,
     folder: Path,
-    progress: Progress | None,
-) -> tuple[Path, quality.Quality, list[str]] | None:
-    """Write and measure the model in one format; None if another is to be tried."""
-    path = folder / f"{job.name}-{quant}.gguf"
-    model = ModelFile(job.source, _written(quant))
-    job.observe(Notice(f"writing {path.name}"))
-    plain = path if quant in FORMATS else path.with_suffix(".f32")
-    model.write(
-        plain,
-        vocabulary,
-        job.name,
-        lambda done, total: progress("writing", done, total) if progress else None,
-    )
-    if plain != path:
-        llama_cpp.quantise(plain, path, quant, int(gguf.LlamaFileType[f"MOSTLY_{quant.upper()}"]))
-        plain.unlink()
-    quality.require_vocabulary(path, vocabulary, job.stops)
-    job.observe(Notice(f"comparing {path.name} with base + adapter"))
-    with quality.scorer_of(path, model, reference) as scorer:
-        measured = quality.measure(reference, scorer)
-        notes = [*_notes(job, vocabulary, model), *_engine_notes(job, scorer)]
-    shutil.rmtree(path.with_name(f"{path.stem}-dequantised"), ignore_errors=True)
-    is_last = quant == _candidates(job.settings)[-1]
-    if job.settings.quant == "auto" and measured.mean_kl > _max_kl(job.settings) and not is_last:
+    write: Write,
+) -> tuple[str, Path, quality.Quality, list[str]]:
+    """Return the first of `quants` that is close enough, with its file, figures and notes."""
+    too_far: list[str] = []
+    for quant in quants:
+        path, model = _path(job, folder, quant), ModelFile(job.source, _written(quant))
+        if not path.exists():
+            write(quant, path)
+        quality.require_vocabulary(path, vocabulary, job.stops)
+        job.observe(Notice(f"comparing {path.name} with base + adapter"))
+        with quality.scorer_of(path, model, reference) as scorer:
+            measured = quality.measure(reference, scorer)
+            notes = [*_notes(job, vocabulary, model), *_engine_notes(job, scorer)]
+        shutil.rmtree(path.with_name(f"{path.stem}-dequantised"), ignore_errors=True)
+        try:
+            quality.require_kept(measured, quant, _max_kl(job.settings))
+            break
+        except ProofError:
+            if quant == quants[-1]:
+                raise
+        too_far.append(f"{quant} {measured.mean_kl:.2g}")
         job.observe(Notice(f"{quant}: a mean KL of {measured.mean_kl:.2g} nats, too much"))
         path.unlink()
-        return None
-    quality.require_kept(measured, quant, _max_kl(job.settings))
-    return path, measured, notes
+    for larger in quants[quants.index(quant) + 1 :]:
+        _path(job, folder, larger).unlink(missing_ok=True)
+    if too_far:
+        notes.append(f"smaller files differ too much, with a mean KL of: {', '.join(too_far)}")
+    return quant, path, measured, notes
+
+
+def _path(job: Job, folder: Path, quant: str) -> Path:
+    return folder / f"{job.name}-{quant}.gguf"
 
 
 def _vocabulary(job: Job, model: ModelFile) -> Vocabulary:
@@ -434,9 +467,12 @@ def _written(quant: str) -> str:
 def _require_space(job: Job, quants: list[str]) -> None:
     """Refuse a disk without room for the file, and what lies beside it meanwhile."""
     plain = ModelFile(job.source, "f32").nbytes
-    needed = ModelFile(job.source, _written(quants[-1])).nbytes
-    if not llama_cpp.engine() or any(quant not in FORMATS for quant in quants):
+    written = [quant for quant in quants if quant in FORMATS]
+    needed = ModelFile(job.source, written[-1]).nbytes if written else 0
+    if not llama_cpp.engine():
         needed += plain
+    if made := len(quants) - len(written):  # each is smaller than a file in Q8_0
+        needed = max(needed, plain + made * ModelFile(job.source, "q8_0").nbytes)
     parent = next(p for p in job.out.absolute().parents if p.exists())
     if (free := shutil.disk_usage(parent).free) < needed:
         raise StorageError(

@@ -376,7 +376,8 @@ def require_kept(quality: Quality, quant: str, max_kl: float | None) -> None:
     Raises:
         ProofError: V006.
     """
-    bound = min(KL_BOUND.get(quant, math.inf), max_kl or math.inf)
+    allowed = KL_BOUND.get(quant, math.inf)
+    bound = min(allowed, max_kl or math.inf)
     low, high = ROUNDED_CARRIED if quant != "f32" else (MIN_CARRIED, MAX_CARRIED)
     carried = quality.carried
     lost = quant in KL_BOUND and carried is not None and not low <= carried <= high
@@ -390,9 +391,9 @@ def require_kept(quality: Quality, quant: str, max_kl: float | None) -> None:
         + ("" if carried is None else f", {carried:.0%} of the adapter's effect")
         + f", by {quality.engine}",
         expected=f"at most {bound:.2g} nats" + (f", {low:.0%} to {high:.0%}" if lost else ""),
-        remedy="nothing was written; choose a format with more bits, such as --quant q8_0"
-        if quant not in KL_BOUND
-        else "nothing was written; try --quant f32, and please report this",
+        remedy="nothing was written; try --quant f32, and please report this"
+        if lost or quality.mean_kl > allowed
+        else "nothing was written; set a larger --max-kl, or choose a format with more bits",
     )
 
 
