@@ -8,6 +8,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vox_core.errors import WorkError
@@ -85,3 +86,23 @@ def test_a_server_that_does_not_answer_in_time_is_ended(program, monkeypatch) ->
         llama_cpp.served(Path("model.gguf"), 64),
     ):
         pass
+
+
+def test_the_rows_own_token_has_a_log_probability_beyond_the_likeliest(program) -> None:
+    """Perplexity took an equal share of the rest instead: 24.6 where base + adapter had 23.0."""
+    received = 'json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")'
+    answer = (
+        '{"completion_probabilities": [{"id": body["logit_bias"][0][0], "logprob": -9.0,'
+        ' "top_logprobs": [{"id": 0, "logprob": -0.1}]}]}'
+    )
+    program(
+        ANSWERS.replace(
+            'self.rfile.read(int(self.headers.get("Content-Length", 0)))',
+            f"body = {received} if self.command == 'POST' else None",
+        ).replace('{"prompt": mode, "tokens": [1, 2]}', f"{answer} if body else None")
+    )
+    with llama_cpp.served(Path("model.gguf"), 64) as server:
+        found_NV = server.log_probs([5, 1, 2, 3], 2, 6)
+    assert found_NV[:, 0].tolist() == [-0.1, -0.1]
+    assert (found_NV[0, 2], found_NV[1, 3]) == (-9.0, -9.0)
+    assert np.isnan(found_NV).sum() == 8

@@ -147,13 +147,15 @@ class LlamaCpp:
     def log_probs(self, tokens: Sequence[int], last: int, vocabulary: int) -> Floats:
         """Return log-probabilities of the `last` tokens' positions, float64 (last, vocabulary).
 
-        NaN for tokens beyond the `LIKELY` most likely ones.
+        NaN for tokens beyond the `LIKELY` most likely ones, except the row's own: a bias makes the
+        server generate it, and the log-probabilities are those before the bias.
         """
         found_NV = np.full((last, vocabulary), np.nan)
         for row, end in enumerate(range(len(tokens) - last, len(tokens))):
-            asked = {"n_predict": 1, "n_probs": min(LIKELY, vocabulary)}
+            own = [[int(tokens[end]), 1e4]]
+            asked = {"n_predict": 1, "n_probs": min(LIKELY, vocabulary), "logit_bias": own}
             (made,) = self._complete(tokens[:end], asked)["completion_probabilities"]
-            for each in made["top_logprobs"]:
+            for each in (made, *made["top_logprobs"]):
                 found_NV[row, each["id"]] = each["logprob"]
         return found_NV
 

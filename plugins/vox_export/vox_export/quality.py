@@ -10,8 +10,8 @@ dequantised; `Quality.engine` says which. Compared are the last tokens of each r
     greedy       share of greedily generated tokens before the first that differs
     carried      share of the adapter's effect on the log-probabilities that is in the file
 
-llama.cpp gives the log-probabilities of its 1,000 most likely tokens, and the KL divergence is over
-those.
+llama.cpp gives the log-probabilities of its 1,000 most likely tokens and the row's own, and the KL
+divergence is over those.
 
 For files without quantisation, `KL_BOUND` and `carried` refuse: the difference must be rounding.
 
