@@ -400,6 +400,12 @@ def test_a_bound_below_rounding_names_the_bound(run, tmp_path) -> None:
     assert "report" not in caught.value.remedy
 
 
+def test_a_quantised_file_without_finite_numbers_is_refused(run, tmp_path) -> None:
+    report = run_export(run, quant="q8_0", out=tmp_path / "out")
+    with pytest.raises(ProofError, match="inf nats"):
+        quality.require_kept(replace(report.quality, mean_kl=math.inf), "q8_0", None)
+
+
 # Five faults that an export could have, as seen by a user: a tensor with another sign, no adapter,
 # another scale, no stop token, another template.
 

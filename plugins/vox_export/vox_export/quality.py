@@ -66,6 +66,8 @@ GENERATED = 16
 KL_BOUND: Mapping[str, float] = {"f32": 1e-6, "f16": 1e-3, "bf16": 2e-2}
 """Largest mean KL of a file that is not quantised, chosen with a margin: SmolLM2's in float16 has
 1.9e-7, and five faults of an export (tests/test_gguf.py) more than the bound."""
+BROKEN = 100.0
+"""Mean KL that no format explains, such as infinity."""
 ROUNDED_CARRIED = (0.1, 2.0)
 """As in `vox merge`: in 16 bits, most updates are smaller than the spacing of the weights."""
 
@@ -376,7 +378,7 @@ def require_kept(quality: Quality, quant: str, max_kl: float | None) -> None:
     Raises:
         ProofError: V006.
     """
-    allowed = KL_BOUND.get(quant, math.inf)
+    allowed = KL_BOUND.get(quant, BROKEN)
     bound = min(allowed, max_kl or math.inf)
     low, high = ROUNDED_CARRIED if quant != "f32" else (MIN_CARRIED, MAX_CARRIED)
     carried = quality.carried

@@ -71,3 +71,16 @@ def test_a_long_stop_text_is_refused(stop) -> None:
     """Each token of an answer is held against each beginning of it."""
     with pytest.raises(ApiError, match="stop"):
         parse(ChatRequest, json.dumps({**CHAT, "stop": stop}).encode())
+
+
+@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "system", "content": None}])
+def test_a_message_without_content_is_refused_but_the_assistants(message) -> None:
+    said = {"role": "assistant", "content": None}
+    body = {**CHAT, "messages": [{"role": "user", "content": ""}, said]}
+    assert [each.rendered["content"] for each in parse_chat(body).messages] == ["", ""]
+    with pytest.raises(ApiError, match="needs content"):
+        parse_chat({**CHAT, "messages": [message]})
+
+
+def parse_chat(body: dict[str, object]) -> ChatRequest:
+    return parse(ChatRequest, json.dumps(body).encode())

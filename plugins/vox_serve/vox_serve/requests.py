@@ -94,8 +94,6 @@ def _unsupported(name: str, how: str) -> PydanticCustomError:
 
 def _text_of(content: object) -> object:
     """Join the parts of a message's content, all of which must be text."""
-    if content is None:
-        return ""
     if not isinstance(content, list):
         return content
     texts = []
@@ -176,7 +174,7 @@ class Message(Lenient):
 
     neutral = {"annotations": ([],)}
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(_text_of)] = ""
+    content: Annotated[str | None, BeforeValidator(_text_of)] = None
     tool_calls: _Calls = []
     tool_call_id: str | None = None
     name: str | None = None
@@ -186,6 +184,8 @@ class Message(Lenient):
         for name, role in _SPOKEN_BY.items():
             if getattr(self, name) and self.role != role:
                 raise _unsupported(name, f" in a message of the {self.role}")
+        if self.content is None and self.role != "assistant":
+            raise _fault(f"a message of the {self.role} needs content, which may be empty")
         return self
 
     @property
@@ -193,7 +193,7 @@ class Message(Lenient):
         """Arguments of the chat template."""
         role = "system" if self.role == "developer" else self.role
         beside = {name: value for name in _SPOKEN_BY if (value := getattr(self, name))}
-        return {"role": role, "content": self.content, **beside}
+        return {"role": role, "content": self.content or "", **beside}
 
 
 class _Named(Strict):
