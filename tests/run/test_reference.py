@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from vox_core.errors import AdapterError
@@ -24,6 +26,18 @@ def test_a_folder_of_runs_is_no_run(tiny, settings, tmp_path):
         resolve_reference(str(runs))
     assert caught.value.found == "a, b"
     assert str(runs / "a") in str(caught.value.remedy)
+
+
+def test_a_run_whose_adapters_are_inside_names_one(tiny, settings, tmp_path):
+    """Clients of `vox tinker` save in `weights` of their run folder."""
+    run, folder = train(settings(tiny("llama"), max_steps=1)).run, tmp_path / "client"
+    (folder / "weights").mkdir(parents=True)
+    shutil.copy(run / "plan.json", folder)
+    with pytest.raises(AdapterError, match="before anything was saved"):
+        resolve_reference(str(folder))
+    run.rename(folder / "weights" / "final")
+    with pytest.raises(AdapterError, match="weights/final"):
+        resolve_reference(str(folder))
 
 
 def test_a_model_folder_beside_runs_is_a_model(tiny):

@@ -326,21 +326,20 @@ def _adapter_folder(path: Path) -> Path | None:
     if RunFolder(path).model:
         return None
     saved = any((path / CHECKPOINTS).glob("step-*"))
-    inside = sorted(p.parent.name for kind in (CONFIG, PLAN) for p in path.glob(f"*/{kind}"))
-    found = None
+    deep = "*/*" if (path / PLAN).is_file() else "*"  # a client of `vox tinker` saves in weights/
+    places = (p.parent for kind in (CONFIG, PLAN) for p in path.glob(f"{deep}/{kind}"))
+    inside, found = sorted(str(place.relative_to(path)) for place in places), None
     if (path / PLAN).is_file() and saved:
         what = "the run has not ended, so it has no result yet"
         remedy = f"finish it: {command('vox', 'train', '--resume', path)}"
-    elif (path / PLAN).is_file():
-        what, remedy = (
-            "the run was ended before anything was saved",
-            "train again, with another --out",
-        )
+    elif (path / PLAN).is_file() and not inside:
+        what = "the run was ended before anything was saved"
+        remedy = "train again, with another --out"
     elif path.is_file() and (path.parent / CONFIG).is_file():
         what, remedy = "an adapter is named by its folder", f"name the folder: {path.parent}"
         found = "a file of it"
     elif inside and not (path / "config.json").is_file():
-        what = "the folder is no run and no adapter, but holds some"
+        what = "the folder has no adapter itself, but holds some"
         found, remedy = ", ".join(dict.fromkeys(inside)), f"name one of them: {path / inside[0]}"
     else:
         return None
