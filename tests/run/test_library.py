@@ -75,6 +75,8 @@ def test_what_was_trained_answers(trained: vox.Run, tiny: Callable[..., Path]) -
     assert base.generate("How do I merge?") != answer
     base.close()
     base.close()
+    with pytest.raises(ConfigError, match="closed"):
+        base.chat("What is 3?")
 
 
 def test_a_run_is_merged_and_the_result_is_a_model(trained: vox.Run, capfd) -> None:

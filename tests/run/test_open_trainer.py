@@ -452,6 +452,13 @@ def test_a_learner_is_closed_alone(trainer, bigrams) -> None:
     trainer.add("b")
 
 
+def test_a_closed_trainer_says_so(base: Path) -> None:
+    with vox.open_trainer(base, **SETTINGS) as opened:
+        pass
+    with pytest.raises(ConfigError, match="closed"):
+        opened.forward_backward(ROWS)
+
+
 def test_learners_have_names_of_their_own(trainer, bigrams) -> None:
     second = trainer.add("b")
     for name in ("b", "adapter", "reference"):

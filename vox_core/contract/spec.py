@@ -15,15 +15,7 @@ Method: TypeAlias = Literal["lora", "rslora", "dora", "full"]
 Schedule: TypeAlias = Literal["cosine", "linear", "constant"]
 DType: TypeAlias = Literal["bf16", "fp16", "fp32"]
 Quant: TypeAlias = Literal[
-    "none",
-    "nf4",
-    "nf4-embeddings",
-    "nf4-single",
-    "int8",
-    "affine4",
-    "affine8",
-    "mxfp4",
-    "nvfp4",
+    "none", "nf4", "nf4-embeddings", "nf4-single", "int8", "affine4", "affine8", "mxfp4", "nvfp4"
 ]
 Optimizer: TypeAlias = Literal["adamw", "adamw-8bit"]
 MalformedRows: TypeAlias = Literal["strict", "skip"]

@@ -224,9 +224,11 @@ class _Guarded:
     """A `Model` or `Trainer` whose foreign exceptions and wrong results become `PluginError`."""
 
     def __init__(self, plugin: Found, model: Model) -> None:
-        self._plugin, self._model = plugin, model
+        self._plugin, self._model, self._closed = plugin, model, False
 
     def __getattr__(self, name: str) -> Any:
+        if self._closed:
+            raise ConfigError("C004", "the model is closed", remedy="open it again")
         method = getattr(self._model, name)
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -241,6 +243,12 @@ class _Guarded:
             return result
 
         return guarded
+
+    def close(self) -> None:
+        """Close it, once."""
+        if not self._closed:
+            self.__getattr__("close")()
+            self._closed = True
 
     def state(self, learner: str) -> TrainState:
         """Return a learner's state; what the views of a whole model raise is guarded, too."""
