@@ -78,9 +78,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def forced(self, body: dict[str, Any]) -> dict[str, Any]:
         ((token, _),) = body["logit_bias"]
+        partial = state().get("partial", [])
+        if token in partial:  # of a character: it has no text
+            return {"content": ""}
         adapter = next((str(each["id"]) for each in body["lora"] if each["scale"]), None)
-        found = log_probs([*body["prompt"], token], adapter)[-1]
-        return {"completion_probabilities": [{"id": token, "logprob": found}]}
+
+        def found(token: int) -> dict[str, Any]:
+            return {"id": token, "logprob": log_probs([*body["prompt"], token], adapter)[-1]}
+
+        likely = [found(each) for each in partial if body["n_probs"] > len(partial)]
+        return {"completion_probabilities": [{**found(token), "top_logprobs": likely}]}
 
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}

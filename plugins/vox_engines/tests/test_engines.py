@@ -440,14 +440,27 @@ def test_llama_cpps_answers_have_openais_log_probabilities(serving, monkeypatch)
     assert serving(use, "--engine", "llama.cpp").code == 0
 
 
+def write_empty(job) -> None:
+    if job.out:
+        (job.out / "made.gguf").touch()
+
+
+def test_llama_cpp_is_verified_with_tokens_that_are_parts_of_characters(
+    serving, fake, trained, monkeypatch
+) -> None:
+    monkeypatch.setattr("vox_engines.programs.write_model", write_empty)
+    probe = json.loads((trained / "probe.json").read_text())
+    plain = json.loads((fake.folder / "state.json").read_text())["tokens"][-1]
+    tokens = {token for each in probe["documents"] for token in each["tokens"]}
+    fake.set(partial=sorted(tokens - {plain})[::2])
+    done = serving(lambda client: None, "--engine", "llama.cpp", "--dtype", "fp32")
+    assert (done.code, "matches training: " in done.out) == (0, True), done.err
+
+
 def test_llama_cpp_with_an_adapter_that_it_does_not_compute_is_refused(
     serving, fake, monkeypatch
 ) -> None:
-    def write_model(job) -> None:
-        if job.out:
-            (job.out / "made.gguf").touch()
-
-    monkeypatch.setattr("vox_engines.programs.write_model", write_model)
+    monkeypatch.setattr("vox_engines.programs.write_model", write_empty)
     fake.set(shift=-0.5)
     done = serving(lambda client: pytest.fail("it served"), "--engine", "llama.cpp")
     assert (done.code, "VOX-V004" in done.err) == (1, True)

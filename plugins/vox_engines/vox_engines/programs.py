@@ -277,25 +277,36 @@ class LlamaCpp(Program):
         """See `Program`: one request a token, which a logit bias forces; the log-probability that
         the server then gives is from before the bias. Each slot computes a part of the text."""
         body = {
-            "n_predict": 1, "n_probs": 1, "temperature": 0.0, "samplers": ["temperature"],
-            "cache_prompt": True, **self.addressed(model),
+            "n_predict": 1, "temperature": 0.0, "samplers": ["temperature"], "cache_prompt": True,
+            **self.addressed(model),
         }  # fmt: skip
 
         def part(ends: Sequence[int]) -> list[float]:
-            found = []
-            for end in ends:
-                forced = {"prompt": tokens[:end], "logit_bias": [[tokens[end], FORCE]]}
-                (token,) = post("/completion", {**body, **forced})["completion_probabilities"]
-                if token["id"] != tokens[end]:
-                    return [math.nan]
-                found.append(float(token["logprob"]))
-            return found
+            return [_log_prob(post, {**body, "prompt": tokens[:end]}, tokens[end]) for end in ends]
 
         ends = range(1, len(tokens))
         step = math.ceil(len(ends) / self.rows)
         with ThreadPoolExecutor(self.rows) as pool:
             parts = pool.map(part, [ends[at : at + step] for at in range(0, len(ends), step)])
             return [each for some in parts for each in some]
+
+
+def _log_prob(post: Post, body: Mapping[str, Any], token: int) -> float:
+    """Return a token's log-probability; NaN if the server does not give it.
+
+    Of a token that is a part of a character, the server gives nothing. Then it generates another
+    one, and the token is among its likeliest, or among all.
+    """
+    forced = token
+    for likely in (1, 1000, 1_000_000):
+        asked = {**body, "n_probs": likely, "logit_bias": [[forced, FORCE]]}
+        for made in post("/completion", asked).get("completion_probabilities", ()):
+            for each in (made, *made.get("top_logprobs", ())):
+                if each["id"] == token:
+                    return float(each["logprob"])
+        if forced == token:
+            forced = post("/tokenize", {"content": "a", "add_special": False})["tokens"][-1]
+    return math.nan
 
 
 def _lists(

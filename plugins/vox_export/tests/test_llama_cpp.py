@@ -88,21 +88,32 @@ def test_a_server_that_does_not_answer_in_time_is_ended(program, monkeypatch) ->
         pass
 
 
-def test_the_rows_own_token_has_a_log_probability_beyond_the_likeliest(program) -> None:
-    """Perplexity took an equal share of the rest instead: 24.6 where base + adapter had 23.0."""
+FORCED = """
+def answer(body):
+    token, around = body["logit_bias"][0][0], [{"id": 0, "logprob": -0.1}]
+    if token == 3 and PARTIAL:
+        return {"content": ""}
+    own = {"id": token, "logprob": -9.0 if token < 5 else -3.4e38}
+    return {"completion_probabilities": [{**own, "top_logprobs": around}]}
+"""
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_the_rows_own_token_has_a_log_probability_beyond_the_likeliest(program, partial) -> None:
+    """Perplexity took an equal share of the rest instead: 24.6 where base + adapter had 23.0. Of a
+    token that is a part of a character, the server gives nothing."""
     received = 'json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")'
-    answer = (
-        '{"completion_probabilities": [{"id": body["logit_bias"][0][0], "logprob": -9.0,'
-        ' "top_logprobs": [{"id": 0, "logprob": -0.1}]}]}'
+    source = ANSWERS.replace(
+        'self.rfile.read(int(self.headers.get("Content-Length", 0)))',
+        f"body = {received} if self.command == 'POST' else {{}}",
+    ).replace(
+        '{"prompt": mode, "tokens": [1, 2]}',
+        'answer(body) if "logit_bias" in body else {"tokens": [1, 2]}',
     )
-    program(
-        ANSWERS.replace(
-            'self.rfile.read(int(self.headers.get("Content-Length", 0)))',
-            f"body = {received} if self.command == 'POST' else None",
-        ).replace('{"prompt": mode, "tokens": [1, 2]}', f"{answer} if body else None")
-    )
+    program(FORCED.replace("PARTIAL", str(partial)) + source)
     with llama_cpp.served(Path("model.gguf"), 64) as server:
-        found_NV = server.log_probs([5, 1, 2, 3], 2, 6)
-    assert found_NV[:, 0].tolist() == [-0.1, -0.1]
-    assert (found_NV[0, 2], found_NV[1, 3]) == (-9.0, -9.0)
-    assert np.isnan(found_NV).sum() == 8
+        found_NV = server.log_probs([5, 1, 2, 3, 5], 3, 6)
+    assert found_NV[:, 0].tolist() == [-0.1] * 3
+    assert found_NV[0, 2] == -9.0
+    assert np.isnan(found_NV[1, 3]) if partial else found_NV[1, 3] == -9.0
+    assert np.isnan(found_NV[2, 5]), "a probability that is 0 in float32"

@@ -36,6 +36,10 @@ START_SECONDS = 600.0
 """Time for the server to load the model."""
 LIKELY = 1000
 """Tokens whose log-probabilities are requested at each position."""
+FORCE = 1e6
+"""Logit bias above any logit."""
+UNDERFLOW = -1e30
+"""The server gives less than this for a probability that is 0 in float32."""
 
 _PACKAGE = "xllamacpp"
 _SERVER = """
@@ -148,16 +152,22 @@ class LlamaCpp:
         """Return log-probabilities of the `last` tokens' positions, float64 (last, vocabulary).
 
         NaN for tokens beyond the `LIKELY` most likely ones, except the row's own: a bias makes the
-        server generate it, and the log-probabilities are those before the bias.
+        server generate it, and the log-probabilities are those before the bias. Of a token that is
+        a part of a character, the server gives nothing: then it generates another one.
         """
-        found_NV = np.full((last, vocabulary), np.nan)
+        found_NV, whole = np.full((last, vocabulary), np.nan), self.tokenise("a")[-1]
         for row, end in enumerate(range(len(tokens) - last, len(tokens))):
-            own = [[int(tokens[end]), 1e4]]
-            asked = {"n_predict": 1, "n_probs": min(LIKELY, vocabulary), "logit_bias": own}
-            (made,) = self._complete(tokens[:end], asked)["completion_probabilities"]
+            asked = (self._forced(tokens[:end], id, vocabulary) for id in (tokens[end], whole))
+            made = next(each for each in asked if each)
             for each in (made, *made["top_logprobs"]):
-                found_NV[row, each["id"]] = each["logprob"]
+                if each["logprob"] > UNDERFLOW:
+                    found_NV[row, each["id"]] = each["logprob"]
         return found_NV
+
+    def _forced(self, before: Sequence[int], token: int, vocabulary: int) -> dict[str, Any]:
+        forced = {"n_predict": 1, "logit_bias": [[int(token), FORCE]]}
+        said = self._complete(before, {**forced, "n_probs": min(LIKELY, vocabulary)})
+        return next(iter(said.get("completion_probabilities", ())), {})
 
     def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
         """Return up to `count` greedily generated tokens."""
