@@ -67,7 +67,7 @@ def test_a_bug_is_said_in_a_few_lines(capsys) -> None:
 def test_output_to_a_full_disk_is_no_bug_of_vox(capsys) -> None:
     code, _, err = outcome(OSError(errno.ENOSPC, "No space left on device"), capsys)
     assert code == 1
-    assert err == "error[VOX-S001]: the disk of stdout is full\nnext: free space there\n"
+    assert err == "error[VOX-S001]: the disk is full\n  where:    stdout\nnext: free space there\n"
 
 
 def test_a_library_that_is_not_installed_is_no_bug_of_vox(capsys) -> None:

@@ -187,14 +187,14 @@ def test_the_divisor_follows_from_what_was_accumulated(trainer, bigrams) -> None
     "given",
     [
         {"lr": np.nan}, {"lr": np.inf}, {"lr": -1.0}, {"clip": -1.0}, {"weight_decay": np.nan},
-        {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": 0.0}, {"eps": np.nan},
-        {"total_weight": 0}, {"total_weight": -1},
+        {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": 0.0}, {"eps": 1e-46},
+        {"eps": np.nan}, {"total_weight": 0}, {"total_weight": -1},
     ],
 )  # fmt: skip
 def test_a_step_with_numbers_out_of_range_is_refused(trainer, given) -> None:
     trainer.forward_backward(ROWS)
     before = tensors(trainer)
-    with pytest.raises(ConfigError, match=next(iter(given))):
+    with pytest.raises(ConfigError, match=f"step with {next(iter(given))[:4]}"):
         trainer.optim_step(**given)
     assert tensors(trainer) == before
     assert trainer.optim_step() > 0, "the gradients are still there"
@@ -285,7 +285,7 @@ def test_documents_are_trained_where_they_have_weight(trainer, bigrams) -> None:
 @pytest.mark.parametrize(
     ("documents", "said"),
     [
-        ([], "no documents"),
+        ([], "no list of documents"),
         (vox.Document([1, 2]), "a list of"),
         ((vox.Document([1, 2]) for _ in range(2)), "a list of"),
         ([{"prompt": "a"}], "completion"),
@@ -463,7 +463,7 @@ def test_learners_have_names_of_their_own(trainer, bigrams) -> None:
     second = trainer.add("b")
     for name in ("b", "adapter", "reference"):
         for each in (trainer, second):
-            with pytest.raises(ConfigError, match="already"):
+            with pytest.raises(ConfigError, match="is taken"):
                 each.add(name)
     assert {*bigrams[0].learners} == {"adapter", "b"}
 

@@ -105,7 +105,7 @@ def _report(
 
         try:
             print_json({"error": describe(reported)})
-        except BrokenPipeError:  # Python flushes stdout once more when it exits
+        except OSError:  # closed or full; Python flushes stdout once more when it exits
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return reported.exit_code
 
@@ -163,7 +163,8 @@ def _bug(error: Exception) -> VoxError:
             remedy="vox plugin doctor names the plugin that needs it, and the next step",
         )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return StorageError("S001", "the disk of stdout is full", remedy="free space there")
+        where = error.filename or "stdout"
+        return StorageError("S001", "the disk is full", where=where, remedy="free space there")
     return WorkError(
         "X002",
         "this is a bug in vox",

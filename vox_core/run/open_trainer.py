@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -72,6 +72,8 @@ SETTINGS = (
 )  # fmt: skip
 """Settings of `[train]` that mean something without data and schedule."""
 
+LEAST = 1e-38
+"""Smaller numbers may be 0 in float32."""
 Prompts: TypeAlias = "str | Sequence[str | Sequence[Mapping[str, str]]]"
 
 
@@ -189,16 +191,13 @@ class OpenTrainer:
         chosen = {name: getattr(spec, name) if n is None else n for name, n in given.items()}
         number, total = self.step - self._skipped + 1, self._gradients.total_weight(total_weight)
         update = Update(number, total_weight=total, beta1=beta1, beta2=beta2, eps=eps, **chosen)
-        sound = all(0 <= each < math.inf for each in chosen.values()) and 0 < total < math.inf
-        if not (sound and 0 <= beta1 < 1 and 0 <= beta2 < 1 and 0 < eps < math.inf):
-            raise ConfigError(
-                "C002",
-                "AdamW cannot step with these numbers",
-                where="optim_step",
-                found=str(update),
-                expected="lr, weight_decay, clip from 0; betas below 1; eps, total_weight above 0",
-                remedy="correct them",
-            )
+        for name, each in asdict(update).items():
+            least = LEAST if name in ("eps", "total_weight") else 0
+            most = 1 if name.startswith("beta") else math.inf
+            if not least <= each < most:
+                what, where = f"AdamW cannot step with {name}={each:g}", "optim_step"
+                remedy = f"give a number from {least:g} up, below {most:g}"
+                raise ConfigError("C002", what, where=where, remedy=remedy)
         if self._gradients.finite:
             norm = self._trainer.update(update, self._name)
         else:
@@ -281,7 +280,7 @@ class OpenTrainer:
         """
         shared = self._shared
         if name in shared.learners:
-            what, remedy = f"there is a learner {name!r} already", "choose another name"
+            what, remedy = f"the name {name!r} is taken", "choose another one"
             raise ConfigError("C002", what, where="add", remedy=remedy)
         if not shared.inputs.backend.manifest.capabilities.learners:
             raise BackendError(

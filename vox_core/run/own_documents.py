@@ -173,7 +173,7 @@ def documents_of(
     """Make documents of rows; the documents of a group are neighbours. Those of a function are as
     in supervised training."""
     if not isinstance(items, Sized) or not len(items):  # type: ignore[redundant-expr]
-        raise _unusable("D006", "there are no documents", f"{items!r:.60}")
+        raise _unusable("D006", "there is no list of documents", f"{items!r:.60}")
     compared = None if isinstance(objective, Function) else objective
     if all(isinstance(item, Document) for item in items):
         return _as_they_are(items, compared)  # type: ignore[arg-type]

@@ -392,10 +392,10 @@ def require_kept(quality: Quality, quant: str, max_kl: float | None) -> None:
         found=f"a mean KL divergence of {quality.mean_kl:.2g} nats"
         + ("" if carried is None else f", {carried:.0%} of the adapter's effect")
         + f", by {quality.engine}",
-        expected=f"at most {bound:.2g} nats" + (f", {low:.0%} to {high:.0%}" if lost else ""),
+        expected=f"at most {bound:.3g} nats" + (f", {low:.0%} to {high:.0%}" if lost else ""),
         remedy="nothing was written; try --quant f32, and please report this"
         if lost or quality.mean_kl > allowed
-        else "nothing was written; set a larger --max-kl, or choose a format with more bits",
+        else "nothing was written; set a larger --max-kl, or choose another --quant",
     )
 
 

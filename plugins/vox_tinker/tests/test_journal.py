@@ -80,6 +80,26 @@ def test_what_was_acknowledged_outlives_the_server(
         assert (refused.status_code, "bf16" in refused.text) == (400, True)
 
 
+def test_a_refused_load_stays_refused_after_a_restart(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights that it asked for are there by then."""
+    monkeypatch.setattr(training, "REPEAT_SECONDS", 1e9)
+    with server(base, tmp_path) as url, made(url) as whole, made(url) as raw:
+        for each in (whole, raw):
+            learnt(each, range(1, 3))
+        late = raw.numbered(3, path=f"tinker://{raw.model_id}/weights/late", optimizer=True)
+        assert "error" in raw.result(raw.post("load_weights", late)).json()
+        whole.result(whole.post("save_weights", whole.numbered(3, path="other")))
+        for each in (whole, raw):
+            each.result(each.post("save_weights", each.numbered(4, path="late")))
+        expected = learnt(whole, range(5, 9))
+        assert learnt(raw, range(5, 7)) == expected[:2]
+    with server(base, tmp_path) as url, Raw(url, raw.model_id) as again:
+        assert "error" in again.result(again.post("load_weights", late)).json()
+        assert learnt(again, range(7, 9)) == expected[2:]
+
+
 def test_a_save_is_done_once(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server ends between the save and the note of its result."""
     from vox_tinker.journal import Journal

@@ -47,6 +47,11 @@ class Answer:
         """Return one of the SDK's types as JSON."""
         return cls(model.model_dump_json(exclude_none=True).encode())
 
+    @property
+    def failed(self) -> bool:
+        """Whether it is that of `failure`."""
+        return self.content.startswith(b'{"error":')
+
 
 def outcome(compute: Callable[[], Answer]) -> Answer:
     """Return what `compute` returns, or its error."""

@@ -149,7 +149,9 @@ class Training:
         except BaseException:
             if not request.forward_only:  # so that no step is taken without what failed
                 self._base.trainer.discard(self._name)
-                self._gradients = Gradients(failed=f"request {request.seq_id} failed")
+                self._gradients = Gradients(
+                    failed=f"forward_backward failed in request {request.seq_id}"
+                )
             raise
 
     def _run_pass(self, request: Pass) -> Passing[Answer]:
@@ -215,8 +217,9 @@ class Training:
         gradients, self._gradients = self._gradients, Gradients()
         if gradients.failed or not gradients.passes:
             self._base.trainer.discard(self._name)  # those of passes after the failed one
-            why = gradients.failed or "no forward_backward since the last optim_step"
-            raise Refused(f"there are no gradients to apply: {why}")
+            if gradients.failed:
+                raise Refused(f"{gradients.failed}; send all passes of this step again")
+            raise Refused("there are no gradients to apply: call forward_backward first")
         update = Update(
             number=self._step - self._skipped + 1,
             lr=params.learning_rate,
@@ -444,13 +447,18 @@ def require_tokens(tokens: NDArray[Any], vocabulary: int, where: str) -> None:
         raise Refused(f"{where}: token {wrong} is outside of the vocabulary, 0 to {vocabulary - 1}")
 
 
+LEAST_EPS = 1e-38
+"""Smaller numbers may be 0 in float32."""
+
+
 def _require_parameters(params: types.AdamParams) -> None:
     for name, value in params.model_dump().items():
         most = 1.0 if name.startswith("beta") else math.inf
         if not 0 <= value < most:
-            raise Refused(f"adam_params.{name}={value}: it must be a number from 0 to {most:g}")
-    if not params.eps:
-        raise Refused("adam_params.eps=0.0: a parameter without a gradient would become NaN")
+            raise Refused(f"adam_params.{name}={value}: it must be 0 or more, and below {most:g}")
+    if params.eps < LEAST_EPS:
+        what = "a parameter without a gradient would become NaN"
+        raise Refused(f"adam_params.eps={params.eps}: below {LEAST_EPS:g}, {what}")
 
 
 def saved_state(folder: Path, *, optimizer: bool) -> TrainState:
