@@ -83,7 +83,7 @@ def trained(call: Calls, client: tinker.TrainingClient) -> None:
         ("mask", rewarded, "gspo", "'sequence_ratio_mask' is missing"),
     ):
         call.refused(name, lambda d=data, e=loss: client.forward_backward(d, e), failed, text)
-    call.refused("no gradients", lambda: client.optim_step(ADAM), failed, "no gradients")
+    call.refused("no gradients", lambda: client.optim_step(ADAM), failed, "send all passes")
     call("it goes on", lambda: client.forward_backward(DATA, "cross_entropy"))
     call("with a step", lambda: client.optim_step(ADAM))
 
