@@ -411,6 +411,16 @@ while done < 10:
 """
 
 
+def test_a_name_that_is_moved_while_it_is_read_is_read_again(monkeypatch) -> None:
+    for name in "ab":
+        with registry.changing("production", None if name == "a" else "a"):
+            registry.move("production", reference=name, digest=name, title="", promotion="")
+    expected, read = registry.history("production"), registry.promoted
+    before = iter([expected[0]])
+    monkeypatch.setattr(registry, "promoted", lambda name: next(before, None) or read(name))
+    assert registry.history("production") == expected
+
+
 def test_two_processes_at_once_lose_no_change() -> None:
     code = MOVES.format(path=[path for path in sys.path if path])
     both = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "ab"]

@@ -42,6 +42,8 @@ def history(name: str) -> list[dict[str, Any]]:
         found: Any = read_json(REGISTRY / f"{name}.json")["history"] if current else []
         if (found[-1] if found else None) == current:
             return [dict(each) for each in found]
+        if promoted(name) != current:  # another process has moved it meanwhile
+            return history(name)
         said = "a history that ends with another model"
     except (OSError, ValueError, TypeError, KeyError) as error:
         said = str(error)
