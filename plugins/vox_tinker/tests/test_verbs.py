@@ -212,6 +212,15 @@ def test_a_failed_part_of_a_batch_takes_its_step_along(client: tinker.TrainingCl
     assert norms[1] < 2 * norms[0], "nothing is left of the part that did not fail"
 
 
+def test_a_prompt_may_fill_the_context(service: tinker.ServiceClient) -> None:
+    sampler = service.create_sampling_client(base_model="tiny").result()
+    whole = types.ModelInput.from_ints([1 + at % 90 for at in range(512)])
+    assert len(sampler.compute_logprobs(whole).result()) == 512
+    longer = types.ModelInput.from_ints([*whole.to_ints(), 1])
+    with pytest.raises(tinker.RequestFailedError, match="513 tokens, of 512"):
+        sampler.compute_logprobs(longer).result()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -132,13 +132,14 @@ class SampleWork:
         room = positions(inputs.config)
         most = params.max_tokens
         if room is not None:
-            if (room := room - len(tokens)) < 1:
-                raise Refused(f"prompt: {len(tokens)} tokens leave no room for a sample")
+            if len(tokens) > room:
+                raise Refused(f"prompt: {len(tokens)} tokens, of {room} that the model can read")
+            room += 1 - len(tokens)  # the last sampled token is not read
             most = room if most is None else most
             if most > room:
                 raise Refused(
-                    f"sampling_params.max_tokens={most}: the model can read {room} tokens after "
-                    "this prompt"
+                    f"sampling_params.max_tokens={most}: after this prompt, the model can give "
+                    f"{room} tokens"
                 )
         if most is None or most < 1:
             raise Refused("sampling_params.max_tokens: it must be 1 or more")
