@@ -55,10 +55,15 @@ def test_a_doctor_that_crashes_costs_a_line(vox, site: Site, body: str) -> None:
     assert (found["ok"], found["detail"]) == (False, detail)
 
 
-def test_doctor_of_everything_begins_with_the_environment(vox, site: Site) -> None:
+def test_doctor_of_everything_begins_with_the_environment(
+    vox, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOX_API_KEY", "not for a bug report")
     examined = json.loads(vox("plugin", "doctor", "--json").out)
     assert [each["id"] for each in examined] == ["environment", *(each.id for each in discover())]
-    assert "VOX_CONFIG" in [check["name"] for check in examined[0]["checks"]]
+    details = {check["name"]: check["detail"] for check in examined[0]["checks"]}
+    assert "VOX_CONFIG" in details
+    assert details["VOX_API_KEY"] == "set"
 
 
 @pytest.mark.usefixtures("others_disabled")

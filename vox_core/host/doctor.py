@@ -232,12 +232,12 @@ def examine(
 
 
 def _environment(machine: Machine, further: Sequence[Check]) -> Examined:
-    seen = [accelerator.name for accelerator in accelerators()]
+    own = sorted(name for name in os.environ if name.startswith("VOX_"))
     facts = {
         "python": f"{machine.python} ({sys.executable})",
         "platform": f"{machine.os} {machine.arch}, {platform.release()}",
-        "accelerators": ", ".join(seen) or "none that the core can see",
-        **{name: os.environ[name] for name in sorted(os.environ) if name.startswith("VOX_")},
+        "accelerators": ", ".join(each.name for each in accelerators()) or "none that vox can see",
+        **{name: "set" if name.endswith(("_KEY", "_TOKEN")) else os.environ[name] for name in own},
     }
     checks = [Check(name, True, detail) for name, detail in facts.items()]
     return Examined("environment", "", (*checks, _catalog(), *further))
