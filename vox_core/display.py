@@ -52,16 +52,30 @@ _GONE = {errno.EPIPE, errno.EIO}
 """The reader of a pipe has ended; the terminal has been closed."""
 
 
-class Display(Protocol):
-    """A progress display; `close` ends it."""
+class Screen(Protocol):
+    """Where a display shows something.
 
-    def observe(self, event: Event) -> None: ...
+    Attributes:
+        checkpoints: whether each checkpoint gets a line.
+    """
+
+    checkpoints: bool
+
+    def begin(self, step: int, total: int) -> None:
+        """Begin a run after `step` steps."""
+        ...
+
+    def step(self, text: str, step: int, total: int) -> None: ...
+
+    def line(self, text: str) -> None: ...
 
     def transfer(self, label: str, done: int, total: int) -> None:
         """Show bytes done and in total; `total` is 0 while unknown."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the bar, and leave what is shown."""
+        ...
 
 
 @contextmanager
@@ -72,38 +86,54 @@ def display(*, by_the_way: bool = True) -> Iterator[Display]:
         by_the_way: the work continues if stderr is closed meanwhile.
     """
     if _in_notebook():
-        shown: Display = NotebookDisplay()
+        screen: Screen = Notebook()
     elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        shown = LiveDisplay()
+        screen = Terminal()
     else:
-        shown = LineDisplay()
-    opened = Opened(shown, by_the_way=by_the_way)
+        screen = Lines()
+    opened = Display(screen, by_the_way=by_the_way)
     try:
         yield opened
     finally:
         opened.close()
 
 
-class Opened:
-    """A display that shows a transfer only after its first second, and, `by_the_way`, falls silent
-    when stderr is closed."""
+class Display:
+    """Shows events, and transfers after their first second; `by_the_way`, it falls silent when
+    stderr is closed."""
 
-    def __init__(self, shown: Display, *, by_the_way: bool) -> None:
-        self.shown, self._by_the_way, self._gone = shown, by_the_way, False
+    def __init__(self, screen: Screen, *, by_the_way: bool = True) -> None:
+        self.screen, self._by_the_way, self._gone = screen, by_the_way, False
         self._label, self._since = "", 0.0
+        self._pace, self._total = Pace(), 0
 
     def observe(self, event: Event) -> None:
-        self._try(lambda: self.shown.observe(event))
+        self._try(lambda: self._show(event))
 
     def transfer(self, label: str, done: int, total: int) -> None:
+        """Show bytes done and in total; `total` is 0 while unknown."""
         now = monotonic()
         if label != self._label:
             self._label, self._since = label, now
         if now - self._since >= WORTH_SECONDS:
-            self._try(lambda: self.shown.transfer(printable(label), done, total))
+            self._try(lambda: self.screen.transfer(printable(label), done, total))
 
     def close(self) -> None:
-        self._try(self.shown.close)
+        self._try(self.screen.close)
+
+    def _show(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            self.screen.step(self._pace.describe(event), event.step, self._total)
+        elif isinstance(event, ObjectiveMetrics):
+            self._pace.metrics = event.metrics
+        elif isinstance(event, RunEnd):
+            self.screen.close()
+        text = _line(event)
+        if text and (self.screen.checkpoints or not isinstance(event, CheckpointWritten)):
+            self.screen.line(printable(text, lines=True))
+        if isinstance(event, RunStart):
+            self._pace, self._total = Pace(), event.total_steps
+            self.screen.begin(event.first_step - 1, event.total_steps)
 
     def _try(self, show: Callable[[], None]) -> None:
         if self._gone:
@@ -128,10 +158,9 @@ def abandon_stderr(error: OSError) -> bool:
 
 
 class Pace:
-    """Loss, speed and remaining time of a run, from its most recent steps."""
+    """Loss and speed of a run, from its most recent steps."""
 
-    def __init__(self, start: RunStart) -> None:
-        self.start = start
+    def __init__(self) -> None:
         self._recent: deque[StepDone] = deque(maxlen=RECENT_STEPS)
         self._losses = self._weights = 0.0
         self.metrics: Mapping[str, float] = {}
@@ -143,12 +172,9 @@ class Pace:
         smoothed = self._smoothed(step.loss)
         seconds = sum(each.seconds for each in self._recent)
         rate = sum(each.tokens for each in self._recent) / seconds if seconds else 0.0
-        left = step.seconds_left
-        if left is None:
-            left = seconds / len(self._recent) * (self.start.total_steps - step.step)
         name, value = next(iter(self.metrics.items()), ("smoothed", smoothed))
-        loss = f"loss {step.loss:.4f}  {name} {value:.4f}"
-        return f"{loss}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {duration(left)} left"
+        loss, left = f"loss {step.loss:.4f}  {name} {value:.4f}", duration(step.seconds_left or 0)
+        return f"{loss}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {left} left"
 
     def _smoothed(self, loss: float) -> float:
         """Return the exponential moving average with bias correction (Adam, arXiv:1412.6980,
@@ -159,20 +185,8 @@ class Pace:
         return self._losses / self._weights if self._weights else loss
 
 
-def _pace_after(event: Event, pace: Pace | None) -> Pace | None:
-    """Return the pace of the run that an event belongs to, with the newest metrics."""
-    if isinstance(event, ObjectiveMetrics) and pace:
-        pace.metrics = event.metrics
-    return Pace(event) if isinstance(event, RunStart) else pace
-
-
-def words(event: Event) -> str | None:
-    """Format an event as a line; None for events without one."""
-    text = _line(event)
-    return text and printable(text, lines=True)
-
-
 def _line(event: Event) -> str | None:
+    """Format an event as a line; None for events without one."""
     match event:
         case Notice(message, level):
             return message if level == "info" else f"warning: {message}"
@@ -188,50 +202,48 @@ def _line(event: Event) -> str | None:
         case Evaluation(step, scores):
             shown = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
             return f"{shown} {f'after step {step}' if step else 'before training'}"
+        case CheckpointWritten(step):
+            return f"checkpoint written after step {step}"
         case RunEnd(step, outcome, seconds):
             return f"{outcome} after step {step}, in {duration(seconds)}"
         case _:
             return None
 
 
-class LineDisplay:
+class Lines:
     """Plain lines on stderr, for a file, a pipe or a log."""
 
+    checkpoints = True
+
     def __init__(self) -> None:
-        self._pace: Pace | None = None
+        self._before = 0
         self._transfer: tuple[str, int] | None = None
 
-    def observe(self, event: Event) -> None:
-        self._pace = _pace_after(event, self._pace)
-        text = self._step(event) if isinstance(event, StepDone) else words(event)
-        if isinstance(event, CheckpointWritten):
-            text = f"checkpoint written after step {event.step}"
-        if text:
-            click.echo(text, err=True)
+    def begin(self, step: int, total: int) -> None:
+        self._before = step
+
+    def step(self, text: str, step: int, total: int) -> None:
+        every = 1 if total <= SHORT_RUN else round(total / LINES_OF_A_LONG_RUN)
+        if step % every == 0 or step in (self._before + 1, total):
+            self.line(f"step {step}/{total}  {text}")
+
+    def line(self, text: str) -> None:
+        click.echo(text, err=True)
 
     def transfer(self, label: str, done: int, total: int) -> None:
         """Print a line when a transfer starts, and at every quarter of it."""
         reached = (label, QUARTERS * done // total if total else 0)
         if reached != self._transfer:
             self._transfer = reached
-            of = f" of {megabytes(total)}" if total else ""
-            click.echo(f"{label}: {megabytes(done)}{of}", err=True)
+            self.line(_transferred(label, done, total))
 
-    def close(self) -> None:
-        """Do nothing."""
-
-    def _step(self, event: StepDone) -> str | None:
-        assert self._pace, "a step before the run"
-        text, start = self._pace.describe(event), self._pace.start
-        total = start.total_steps
-        every = 1 if total <= SHORT_RUN else round(total / LINES_OF_A_LONG_RUN)
-        if event.step % every and event.step not in (start.first_step, total):
-            return None
-        return f"step {event.step}/{total}  {text}"
+    def close(self) -> None: ...
 
 
-class LiveDisplay:
-    """A bar for the current transfer or run on a terminal."""
+class Terminal:
+    """Lines, and below them a bar for the current transfer or run."""
+
+    checkpoints = False
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
@@ -239,20 +251,17 @@ class LiveDisplay:
         self._console = console or Console(stderr=True)
         self._bar: tuple[Progress, TaskID] | None = None
         self._label = ""
-        self._pace: Pace | None = None
 
-    def observe(self, event: Event) -> None:
-        self._pace = _pace_after(event, self._pace)
-        if isinstance(event, StepDone):
-            assert self._pace, "a step before the run"
-            self._update(self._pace.describe(event), event.step)
-            return
-        if isinstance(event, RunEnd) or self._label:
+    def begin(self, step: int, total: int) -> None:
+        self._open(total, step)
+
+    def step(self, text: str, step: int, total: int) -> None:
+        self._update(text, step)
+
+    def line(self, text: str) -> None:
+        if self._label:
             self.close()
-        if text := words(event):
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-        if isinstance(event, RunStart):
-            self._open(event.total_steps, event.first_step - 1)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def transfer(self, label: str, done: int, total: int) -> None:
         if label != self._label:
@@ -288,47 +297,47 @@ class LiveDisplay:
             progress.update(task, description=description, completed=completed, total=total)
 
 
-class NotebookDisplay:
+class Notebook:
     """A notebook cell's output, updated in place: lines, and the bar below them."""
+
+    checkpoints = False
 
     def __init__(self) -> None:
         from IPython import display
 
         self._lines: list[str] = []
         self._bar = ("", 0, 0)
-        self._pace: Pace | None = None
         show: Any = display.display  # untyped
         self._handle = show({"text/plain": ""}, raw=True, display_id=True)
 
-    def observe(self, event: Event) -> None:
-        self._pace = _pace_after(event, self._pace)
-        if isinstance(event, StepDone):
-            assert self._pace, "a step before the run"
-            total = self._pace.start.total_steps
-            label = f"step {event.step}/{total}  {self._pace.describe(event)}"
-            self._bar = label, event.step, total
-        elif isinstance(event, RunEnd):
-            label, done, total = self._bar
-            self._lines.append(label)
-            self._bar = "", done, total
-        if text := words(event):
-            self._lines.append(text)
-        self._update()
+    def begin(self, step: int, total: int) -> None: ...
+
+    def step(self, text: str, step: int, total: int) -> None:
+        self._update(f"step {step}/{total}  {text}", step, total)
+
+    def line(self, text: str) -> None:
+        self._lines.append(text)
+        self._update(*self._bar)
 
     def transfer(self, label: str, done: int, total: int) -> None:
-        of = f" of {megabytes(total)}" if total else ""
-        self._bar = f"{label}: {megabytes(done)}{of}", done, total
-        self._update()
+        self._update(_transferred(label, done, total), done, total)
 
     def close(self) -> None:
-        """Leave the output as it is."""
-
-    def _update(self) -> None:
         label, done, total = self._bar
+        self._lines += [label] if label else []
+        self._bar = "", done, total
+
+    def _update(self, label: str, done: int, total: int) -> None:
+        self._bar = label, done, total
         text = "\n".join(filter(None, [*self._lines, label]))
         bar = f'<progress value="{done}" max="{total}"></progress>' if total else ""
         shown = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>{bar}"}
         self._handle.update(shown, raw=True)
+
+
+def _transferred(label: str, done: int, total: int) -> str:
+    of = f" of {megabytes(total)}" if total else ""
+    return f"{label}: {megabytes(done)}{of}"
 
 
 def _in_notebook() -> bool:

@@ -35,7 +35,8 @@ def events(total_steps: int) -> Iterator[Event]:
     yield start(total_steps)
     yield Validation(0, 4.0)
     for number in range(1, total_steps + 1):
-        yield StepDone(number, 4.0 - number / total_steps, 1e-4, 1.0, 100, 40, 0.5)
+        left, loss = 0.5 * (total_steps - number), 4.0 - number / total_steps
+        yield StepDone(number, loss, 1e-4, 1.0, 100, 40, 0.5, seconds_left=left)
     yield Validation(total_steps, 1.0)
     yield RunEnd(total_steps, "done", 12.0)
 

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from tests.cli.services import STEP, events, start
 from vox_core import display as progress
-from vox_core.contract import CheckpointWritten, Event, Notice, StepDone
-from vox_core.display import LineDisplay, LiveDisplay, NotebookDisplay, Pace, display
+from vox_core.contract import CheckpointWritten, Notice, StepDone
+from vox_core.display import Display, Lines, Notebook, Pace, Terminal, display
 
 WORDS_OF_A_RUN = [
     "cpu 0.1.0: the only usable backend",
@@ -35,25 +35,25 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def steps_shown(total: int, first: int, capsys) -> list[int]:
-    shown = LineDisplay()
+    shown = Display(Lines())
     shown.observe(start(total, first))
     for number in range(first, total + 1):
         shown.observe(StepDone(number, 1.0, 1e-4, 1.0, 100, 40, 0.5))
     return [int(line.split("/")[0].removeprefix("step ")) for line in lines(capsys)[1:]]
 
 
-def live(width: int = 100) -> tuple[LiveDisplay, io.StringIO]:
+def live(width: int = 100) -> tuple[Display, io.StringIO]:
     written = io.StringIO()
-    return LiveDisplay(Console(file=written, force_terminal=True, width=width)), written
+    return Display(Terminal(Console(file=written, force_terminal=True, width=width))), written
 
 
 def test_a_quantised_base_is_named(capsys) -> None:
-    LineDisplay().observe(dataclasses.replace(start(3), quant="nf4"))
+    Display(Lines()).observe(dataclasses.replace(start(3), quant="nf4"))
     assert lines(capsys) == ["training m in fp32, base in nf4, on a CPU, steps 1 to 3"]
 
 
 def test_lines_of_a_short_run(capsys) -> None:
-    shown = LineDisplay()
+    shown = Display(Lines())
     for event in events(3):
         shown.observe(event)
     assert lines(capsys) == [
@@ -79,14 +79,14 @@ def test_a_resumed_run_shows_its_first_step(capsys) -> None:
 
 
 def test_warnings_and_checkpoints_have_their_lines(capsys) -> None:
-    shown = LineDisplay()
+    shown = Display(Lines())
     shown.observe(Notice("careful", "warning"))
     shown.observe(CheckpointWritten(7, "somewhere", 0.1))
     assert lines(capsys) == ["warning: careful", "checkpoint written after step 7"]
 
 
 def test_a_transfer_is_told_in_quarters(capsys) -> None:
-    shown = LineDisplay()
+    shown = Lines()
     for done in range(0, 101, 5):
         shown.transfer("downloading", done * 10**6, 100 * 10**6)
     shown.transfer("converting", 0, 0)
@@ -111,7 +111,7 @@ def test_a_transfer_that_is_over_at_once_is_not_told(capsys, monkeypatch) -> Non
 
 
 def test_a_loss_that_is_not_finite_leaves_the_smoothed_one() -> None:
-    pace = Pace(start(100))
+    pace = Pace()
     told = [
         pace.describe(StepDone(number, loss, 1e-4, 1.0, 100, 40, 1.0))
         for number, loss in enumerate((float("nan"), 2.0, float("inf"), 4.0), 1)
@@ -122,11 +122,11 @@ def test_a_loss_that_is_not_finite_leaves_the_smoothed_one() -> None:
 
 
 def test_pace_is_that_of_recent_steps() -> None:
-    pace = Pace(start(100))
+    pace = Pace()
     for number in range(1, 21):
         pace.describe(StepDone(number, 1.0, 1e-4, 1.0, 100, 40, 50.0))
     for number in range(21, 41):
-        told = pace.describe(StepDone(number, 1.0, 1e-4, 1.0, 100, 40, 2.0))
+        told = pace.describe(StepDone(number, 1.0, 1e-4, 1.0, 100, 40, 2.0, seconds_left=120))
     assert told.endswith("50 tokens/s  2:00 left")
 
 
@@ -143,9 +143,9 @@ def test_the_live_display_keeps_lines_above_one_bar() -> None:
 
 def test_the_live_display_shows_transfers_one_after_the_other() -> None:
     shown, written = live()
-    shown.transfer("downloading", 0, 0)
-    shown.transfer("downloading", 30 * 10**6, 30 * 10**6)
-    shown.transfer("converting", 5 * 10**6, 10 * 10**6)
+    shown.screen.transfer("downloading", 0, 0)
+    shown.screen.transfer("downloading", 30 * 10**6, 30 * 10**6)
+    shown.screen.transfer("converting", 5 * 10**6, 10 * 10**6)
     shown.observe(Notice("ready"))
     text = written.getvalue()
     assert "30.0/30.0 MB" in text
@@ -170,16 +170,16 @@ def test_a_live_display_is_closed_when_its_block_fails() -> None:
 SCRIPT = """
 from vox_core.display import display
 with display() as shown:
-    print(type(shown.shown).__name__)
+    print(type(shown.screen).__name__)
 """
 
 
 @pytest.mark.parametrize(
     ("terminal", "term", "kind"),
     [
-        (True, "xterm", "LiveDisplay"),
-        (True, "dumb", "LineDisplay"),
-        (False, "xterm", "LineDisplay"),
+        (True, "xterm", "Terminal"),
+        (True, "dumb", "Lines"),
+        (False, "xterm", "Lines"),
     ],
 )
 def test_the_display_suits_stderr(terminal: bool, term: str, kind: str, tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ def test_a_display_falls_silent_when_stderr_is_gone(monkeypatch: pytest.MonkeyPa
     """And not for good where it is only full."""
     shown, errors = [], [OSError(errno.ENOSPC, ""), BrokenPipeError(errno.EPIPE, "")]
 
-    def observe(_display: LineDisplay, event: Event) -> None:
-        shown.append(event)
+    def step(_screen: Lines, text: str, *_: int) -> None:
+        shown.append(text)
         if errors:
             raise errors.pop(0)
 
-    monkeypatch.setattr(LineDisplay, "observe", observe)
+    monkeypatch.setattr(Lines, "step", step)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with display() as told:
         for _ in range(5):
@@ -221,7 +221,7 @@ def test_a_display_falls_silent_when_stderr_is_gone(monkeypatch: pytest.MonkeyPa
 
 def test_the_display_closes_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
-    monkeypatch.setattr(LineDisplay, "close", lambda self: closed.append(True))
+    monkeypatch.setattr(Lines, "close", lambda self: closed.append(True))
     with pytest.raises(KeyError), display():
         raise KeyError
     assert closed == [True]
@@ -248,8 +248,8 @@ def test_a_notebook_has_one_output_that_is_updated(monkeypatch: pytest.MonkeyPat
         return Handle()
 
     monkeypatch.setattr("IPython.display.display", output)
-    told = NotebookDisplay()
-    told.transfer("downloading <m>", 5 * 10**6, 10 * 10**6)
+    told = Display(Notebook())
+    told.screen.transfer("downloading <m>", 5 * 10**6, 10 * 10**6)
     assert shown[-1]["text/html"] == (
         '<pre>downloading &lt;m&gt;: 5 MB of 10 MB</pre><progress value="5000000" '
         'max="10000000"></progress>'
