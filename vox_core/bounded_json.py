@@ -61,7 +61,8 @@ def is_deep(document: object) -> bool:
     """Whether lists and objects nest deeper than `MAX_DEPTH`."""
     level = [document]
     for _ in range(MAX_DEPTH + 1):
-        level = [child for value in level for child in _children(value)]
+        level = [list(each.values()) if isinstance(each, dict) else each for each in level]
+        level = [child for each in level if isinstance(each, list) for child in each]
         if not level:
             return False
     return True
@@ -77,12 +78,6 @@ def repeated(keys: list[str]) -> str:
     """Return the first duplicate of `keys`."""
     counts = Counter(keys)
     return next(key for key in keys if counts[key] > 1)
-
-
-def _children(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ _GONE = {errno.EPIPE, errno.EIO}
 
 
 class Screen(Protocol):
-    """Where a display shows something.
+    """Surface that a display draws on.
 
     Attributes:
         checkpoints: whether each checkpoint gets a line.
@@ -74,7 +74,7 @@ class Screen(Protocol):
         ...
 
     def close(self) -> None:
-        """End the bar, and leave what is shown."""
+        """End the bar, and leave it in place."""
         ...
 
 
@@ -111,7 +111,6 @@ class Display:
         self._try(lambda: self._show(event))
 
     def transfer(self, label: str, done: int, total: int) -> None:
-        """Show bytes done and in total; `total` is 0 while unknown."""
         now = monotonic()
         if label != self._label:
             self._label, self._since = label, now
@@ -273,7 +272,7 @@ class Terminal:
             self.close()
 
     def close(self) -> None:
-        """Leave the bar in place and continue below it."""
+        """End the bar, and continue below it."""
         if self._bar:
             self._bar[0].stop()
         self._bar, self._label = None, ""

@@ -17,7 +17,7 @@ checkpoint; `vox.train(resume=run)` continues. Importing this module imports no 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,8 @@ Reference: TypeAlias = "str | os.PathLike[str]"
 """A run, a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model."""
 Messages: TypeAlias = "str | Sequence[Mapping[str, str]]"
 """A user's message, or a conversation: `role` and `content` of each message."""
+Data: TypeAlias = "Reference | Sequence[Reference] | Iterable[Mapping[str, Any]]"
+"""Files, folders or data sets of the hub; or rows, such as a `datasets.Dataset`."""
 OnEvent: TypeAlias = Callable[[Event], None]
 
 S = TypeVar("S", bound=Section)
@@ -90,7 +92,7 @@ class Run:
 def train(
     *,
     model: Reference | None = None,
-    data: Reference | Sequence[Reference] | None = None,
+    data: Data | None = None,
     config: Reference | None = None,
     plan: Reference | None = None,
     on_event: OnEvent | None = None,
@@ -101,7 +103,7 @@ def train(
 
     Args:
         model: folder, hub id, GGUF file or id of the catalog.
-        data: files, folders or data sets of the hub.
+        data: files, folders or data sets of the hub; or rows, which are copied to the cache.
         config: a `vox.toml` to read instead of the one in the current folder.
         plan: the output of `vox plan --json`, to run exactly.
         progress: show a bar and notices, in the notebook or on stderr.
@@ -139,7 +141,7 @@ def train(
 def plan(
     *,
     model: Reference | None = None,
-    data: Reference | Sequence[Reference] | None = None,
+    data: Data | None = None,
     config: Reference | None = None,
     on_event: OnEvent | None = None,
     progress: bool = False,
@@ -402,7 +404,19 @@ def _keywords(kind: type[Section], settings: Mapping[str, Any]) -> dict[str, Any
             faults=faults,
             remedy=f"correct or remove them; `vox {kind.section} --help` shows every setting",
         )
-    return {name: _plain(value) for name, value in given(settings).items()}
+    files = {name: _stored(settings[name]) for name in ("data", "valid") if name in settings}
+    return {name: _plain(value) for name, value in given({**settings, **files}).items()}
+
+
+def _stored(data: Data | None) -> Any:
+    """Copy rows to the cache, and return the path; files stay what they are."""
+    if data is None or isinstance(data, str | os.PathLike):
+        return data
+    if isinstance(data, list | tuple) and not (data and isinstance(data[0], Mapping)):
+        return data
+    from vox_core.data.formats import keep_rows, lines_of
+
+    return keep_rows(lines_of(data), "rows")
 
 
 def _plain(value: Any) -> Any:

@@ -6,10 +6,12 @@ import _thread
 import importlib
 import json
 import pkgutil
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,7 +19,7 @@ import pytest
 import vox_core as vox
 from tests.run.conftest import TALK
 from vox_core.contract import Event, RunEnd, StepDone
-from vox_core.errors import AdapterError, ConfigError, DataError
+from vox_core.errors import AdapterError, ConfigError, DataError, InputError
 
 QUICK = {"dtype": "fp32", "batch_size": 2, "lr": 1e-2, "rank": 4, "alpha": 8, "backend": "cpu"}
 
@@ -86,6 +88,64 @@ def test_a_run_is_merged_and_the_result_is_a_model(trained: vox.Run, capfd) -> N
     with vox.load(report.out, dtype="fp32", max_tokens=4) as merged, vox.load(trained) as model:
         assert merged.generate("Talk?") == model.generate("Talk?", max_tokens=4)
     assert capfd.readouterr() == ("", ""), "nothing is printed"
+
+
+class Frame:
+    """Rows as a `datasets.Dataset` gives them, and a comparison as a data frame has it."""
+
+    def __init__(self, rows: list[dict[str, str]]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        return iter(self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_rows_of_python_train_as_those_of_a_file(
+    trained: vox.Run, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    rows = [{"prompt": question, "completion": answer} for question, answer in TALK]
+    settings = {"model": tiny("llama"), "max_steps": 3, **QUICK}
+    for name, given in {"list": rows, "frame": Frame(rows), "once": iter(rows)}.items():
+        run = vox.train(data=given, out=name, **settings)
+        assert run.losses == trained.losses, name
+    held_out = vox.train(data=rows, valid=rows[:2], out="valid", **settings)
+    assert held_out.report.valid_after is not None
+    stopped = vox.train(data=rows, out="stopped", max_time=1e-4, **settings)
+    assert stopped.report.stopped
+    for copy in (tmp_path / "cache/given").iterdir():
+        copy.unlink()
+    with pytest.raises(DataError, match="the copy of rows that came from stdin or Python is gone"):
+        vox.train(resume=stopped)
+    assert vox.train(resume=stopped, data=rows).losses == trained.losses
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"text": "a"}, {"text": Path()}], "row 2"),
+        ([{"text": "a"}, "b"], "str, which is no row"),
+        ({"train": [{"text": "a"}]}, "of a DatasetDict give one split"),
+        (Frame([]), "a data file is empty"),
+        (iter(()), "a data file is empty"),
+        ([], "no --data|no data"),
+    ],
+)
+def test_rows_of_python_that_are_none(
+    rows: Any, words: str, tiny: Callable[..., Path], tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(InputError) as raised:
+        vox.train(model=tiny("llama"), data=rows, **QUICK)
+    assert re.search(words, str(raised.value)), str(raised.value)
+    assert not (tmp_path / "runs").exists()
+    given = tmp_path / "cache/given"
+    assert not given.exists() or not [*given.iterdir()]
 
 
 def test_events_come_by_callback_and_ctrl_c_keeps_the_run(

@@ -33,7 +33,7 @@ from vox_core.contract import (
     StepDone,
     Validation,
 )
-from vox_core.data.formats import keep_stdin
+from vox_core.data.formats import keep_rows
 from vox_core.errors import AdapterError, InputError, ProofError, StorageError
 from vox_core.run import checkpoint
 from vox_core.run.load import open_model
@@ -505,16 +505,16 @@ def test_a_run_keeps_its_template(tiny, settings, tmp_path, monkeypatch):
 def test_rows_from_stdin_are_there_for_a_resume(tiny, settings, tmp_path, data, monkeypatch):
     monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
     rows = (data / "train.jsonl").read_bytes()
-    kept = keep_stdin(io.BytesIO(rows))
+    kept = keep_rows(io.BytesIO(rows), "stdin")
     given = settings(tiny("llama"), data=kept, max_steps=3, max_time=0.0001, save_every=1)
     report = train(given)
     run = report.run
     assert report.steps == 1  # after less time than it took to begin
     kept.unlink()
     again = validate(TrainSettings, {"resume": run})
-    with pytest.raises(InputError, match="the copy of rows that came from stdin is gone"):
+    with pytest.raises(InputError, match="the copy of rows that came from stdin or Python is gone"):
         train(again)
-    assert keep_stdin(io.BytesIO(rows)) == kept
+    assert keep_rows(io.BytesIO(rows), "stdin") == kept
     assert train(again).steps == 3
 
 

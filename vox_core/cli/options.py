@@ -26,6 +26,7 @@ from vox_core.config import (
     reading,
 )
 from vox_core.config.sections import DataSettings, is_duration, kebab
+from vox_core.data.formats import keep_rows
 from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ class DataFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value != "-":
             return super().convert(value, param, ctx)
-        from vox_core.data.formats import keep_stdin
-
-        kept = keep_stdin(sys.stdin.buffer)
+        kept = keep_rows(iter(lambda: sys.stdin.buffer.read(1 << 20), b""), "stdin")
         click.echo(f"rows from stdin are stored in {kept}", err=True)
         return self.coerce_path_result(str(kept))
 

@@ -88,11 +88,20 @@ class Tour:
                 "after": _shortened(after),
             }
         )
-        self._say_what_next()
+        _title("What to do next")
+        chat = ("vox", "chat")
+        print_table(
+            {
+                command(*chat, self._run): "chat with the model and its adapter",
+                command(*chat, self._run, "--adapter", "none"): "the same without the adapter",
+                command(*chat, self._merged): "the merged model, a Hugging Face checkpoint",
+                "vox train --data FILE.jsonl": "train on your own data, in the format of "
+                f"{self._out / 'data' / 'train.jsonl'}",
+            }
+        )
 
     def _ask(self, reference: str) -> str:
-        answer: str = self._vox("generate", reference, QUESTION, *LONGEST_ANSWER)
-        return answer
+        return str(self._vox("generate", reference, QUESTION, *LONGEST_ANSWER))
 
     def _vox(self, *arguments: str) -> Any:
         """Print and run a command and return its result; exit if it returns an exit code."""
@@ -109,19 +118,6 @@ class Tour:
         files.make_folder(folder)
         for name in FILES:
             files.write_bytes(folder / name, (DATA / name).read_bytes())
-
-    def _say_what_next(self) -> None:
-        _title("What to do next")
-        chat = ("vox", "chat")
-        print_table(
-            {
-                command(*chat, self._run): "chat with the model and its adapter",
-                command(*chat, self._run, "--adapter", "none"): "the same without the adapter",
-                command(*chat, self._merged): "the merged model, a Hugging Face checkpoint",
-                "vox train --data FILE.jsonl": "train on your own data, in the format of "
-                f"{self._out / 'data' / 'train.jsonl'}",
-            }
-        )
 
 
 def _title(text: str) -> None:

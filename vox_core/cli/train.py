@@ -143,10 +143,9 @@ def _emitted(kind: str, settings: TrainSettings, image: str | None) -> str:
     ]
     job = LaunchJob(tuple(given), settings.processes, settings.launcher)
     plugin = provider("job-formats", kind)
-    text: str = call_hook(
-        plugin, "vox_write_job", kind=kind, job=job, settings=settings, image=image
+    return str(
+        call_hook(plugin, "vox_write_job", kind=kind, job=job, settings=settings, image=image)
     )
-    return text
 
 
 def _stop(ctx: click.Context, how: str, run: Path, settings: TrainSettings) -> NoReturn:

@@ -9,17 +9,18 @@ A file is trained on. A folder stands for its `train.jsonl` (or `train.csv`,
 `train` file for all data files in it that are not named after another side. Text files count where
 there is nothing else: beside rows they are notes and licences.
 
-Rows from stdin are kept as a file in the cache, because they are read more than once, and by a
-resumed run again. Nothing removes it but its owner.
+Rows from stdin or Python are kept as a file in the cache, because they are read more than once, and
+by a resumed run again. Nothing removes it but its owner.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from vox_core import files
 from vox_core.cache import cache_folder, cache_root
@@ -105,8 +106,8 @@ VALID_NAME = "valid.jsonl"
 _TRAIN = ("train",)
 _VALID = ("valid", "validation")
 _OTHER = ("test", "dev", "eval")
-STDIN = "stdin"
-"""Folder of the cache for rows that came from stdin."""
+GIVEN = "given"
+"""Folder of the cache for rows that came from stdin or Python."""
 
 
 def find_split(paths: Sequence[Path], valid: Path | None = None) -> tuple[list[Path], list[Path]]:
@@ -177,9 +178,9 @@ def require_files(paths: Sequence[Path]) -> None:
     """Refuse files that are not there (D001)."""
     if missing := [path for path in paths if not path.is_file()]:
         what, remedy = "a data file is missing", "correct the path"
-        if missing[0].parent == cache_root() / STDIN:
-            what = "the copy of rows that came from stdin is gone"
-            remedy = "pipe the same rows in again: ... | vox train --resume RUN -"
+        if missing[0].parent == cache_root() / GIVEN:
+            what = "the copy of rows that came from stdin or Python is gone"
+            remedy = "give the same rows again: ... | vox train --resume RUN -, or data=rows"
         raise DataError(
             "D001",
             what,
@@ -190,34 +191,44 @@ def require_files(paths: Sequence[Path]) -> None:
         )
 
 
-def keep_stdin(stream: IO[bytes]) -> Path:
-    """Copy JSONL from a pipe into the cache, as a file named after its bytes.
+def keep_rows(lines: Iterable[bytes], origin: str) -> Path:
+    """Write JSONL to the cache, as a file named after its bytes.
+
+    Args:
+        origin: for an error.
 
     Raises:
         DataError: D002, nothing comes.
         OutputError: the cache cannot be written.
         StorageError: the disk is full, or an I/O error.
     """
-    folder, sha256 = cache_folder(STDIN), hashlib.sha256()
+    folder, sha256 = cache_folder(GIVEN), hashlib.sha256()
     temporary = files.temporary_beside(folder / TRAIN_NAME)
     try:
         with files.new_file(temporary) as file:
-            while data := stream.read(1 << 20):
+            for data in lines:
                 file.write(data)
                 sha256.update(data)
             size = file.tell()
         if not size:
-            raise DataError(
-                "D002",
-                "a data file is empty",
-                where="stdin",
-                found="nothing",
-                expected="rows of JSONL",
-                remedy="pipe rows into the command: cat train.jsonl | vox train -",
-            )
+            what, remedy = "a data file is empty", "give rows, as in: cat train.jsonl | vox train -"
+            raise DataError("D002", what, where=origin, found="nothing", remedy=remedy)
         kept = folder / f"{sha256.hexdigest()[:16]}.jsonl"
         with files.storage_errors(kept):
             files.calls.rename(temporary, kept)
         return kept
     finally:
         files.remove(temporary)
+
+
+def lines_of(rows: Iterable[object]) -> Iterator[bytes]:
+    """Yield each row as a line of JSONL (D003 if one is no object of JSON)."""
+    for number, row in enumerate(rows, 1):
+        try:
+            if not isinstance(row, Mapping):
+                raise TypeError(f"{type(row).__name__}, which is no row")
+            yield json.dumps(dict(row), ensure_ascii=False).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            what, where = "rows have to be dictionaries of JSON values", f"row {number}"
+            remedy = "of a DatasetDict give one split, of a DataFrame to_dict('records')"
+            raise DataError("D003", what, where=where, found=error, remedy=remedy) from error

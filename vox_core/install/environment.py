@@ -186,7 +186,7 @@ class Environment:
 
         lock = FileLock(self.site_packages.resolve() / LOCK, mode=0o666)  # for every user of it
         try:
-            lock.acquire(timeout=0)
+            held = lock.acquire(timeout=0)
         except Timeout as error:
             raise InputError(
                 "I011",
@@ -194,10 +194,8 @@ class Environment:
                 where=self,
                 remedy="wait until it is done, and run again",
             ) from error
-        try:
+        with held:
             yield
-        finally:
-            lock.release()
 
 
 def is_met(need: Requirement, versions: Mapping[str, str]) -> bool:

@@ -333,16 +333,19 @@ def card(run: RunPlan, step: int, before: float | None, after: float | None) -> 
         **_held_out(before, after, rewarded=bool(contract.rollouts.reward)),
         "contract": f"`{contract.digest}`",
     }
-    return (_MODEL_CARD if whole else _CARD).format(
-        model=model.id,
+    weights = ""
+    if model.converted:
+        weights = _CONVERTED.format(model=model, sha256=(model.revision or "")[:12])
+    # The weights that were trained on, where the base was quantised.
+    onto = "" if contract.quant == "none" else " --onto trained-base"
+    return _CARD.format(
         hub=model.hub or model.id,
-        weights=_CONVERTED.format(model=model, sha256=(model.revision or "")[:12])
-        if model.converted
-        else "",
+        library="transformers" if whole else "peft",
+        tags="vox" if whole else "lora, vox",
         licence=f"license: {model.licence.lower()}\n" if model.licence else "",
+        title=f"{model.id}, fine-tuned" if whole else f"Adapter for {model.id}",
         table="\n".join(f"| {key} | {value} |" for key, value in rows.items()),
-        # The weights that were trained on, where the base was quantised.
-        onto="" if contract.quant == "none" else " --onto trained-base",
+        use=_USE_MODEL if whole else _USE_ADAPTER.format(onto=onto, weights=weights),
     )
 
 
@@ -370,12 +373,12 @@ def _held_out(before: float | None, after: float | None, *, rewarded: bool) -> d
 _CARD = """\
 ---
 base_model: {hub}
-library_name: peft
+library_name: {library}
 pipeline_tag: text-generation
-tags: [lora, vox]
+tags: [{tags}]
 {licence}---
 
-# Adapter for {model}
+# {title}
 
 Trained with vox.
 
@@ -385,6 +388,9 @@ Trained with vox.
 
 ## Use it
 
+{use}"""
+
+_USE_ADAPTER = """\
     vox chat .
     vox merge .{onto}
 
@@ -396,24 +402,7 @@ or with PEFT:
 `vox_adapter.json` holds the digests of base model and data. `plan.json` holds every setting.
 """
 
-_MODEL_CARD = """\
----
-base_model: {hub}
-library_name: transformers
-pipeline_tag: text-generation
-tags: [vox]
-{licence}---
-
-# {model}, fine-tuned
-
-All weights trained with vox (`--method full`).
-
-| | |
-|---|---|
-{table}
-
-## Use it
-
+_USE_MODEL = """\
     vox chat RUN
 
 or with transformers, from the run's folder `model`:

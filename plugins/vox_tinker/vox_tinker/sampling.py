@@ -137,10 +137,8 @@ class SampleWork:
             room += 1 - len(tokens)  # the last sampled token is not read
             most = room if most is None else most
             if most > room:
-                raise Refused(
-                    f"sampling_params.max_tokens={most}: after this prompt, the model can give "
-                    f"{room} tokens"
-                )
+                asked = f"sampling_params.max_tokens={most}"
+                raise Refused(f"{asked}: after this prompt the model can give {room} tokens")
         if most is None or most < 1:
             raise Refused("sampling_params.max_tokens: it must be 1 or more")
         sampling = Sampling(
