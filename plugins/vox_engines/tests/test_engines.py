@@ -17,7 +17,7 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from vox_engines import keeper, proxy, xllama
+from vox_engines import keeper, programs, proxy, xllama
 from vox_serve.served import select, served_models
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="pidfd_open is Linux's")
@@ -517,3 +517,13 @@ def test_adapters_that_vllm_cannot_serve_are_refused(trained, fake) -> None:
         models = {**chosen.models, "run": replace(run, adapter=adapter)}
         with pytest.raises(AdapterError, match=why):
             Vllm(["vllm"], "").require(replace(chosen, models=models))
+
+
+def test_finding_a_version_imports_nothing_from_the_working_directory(
+    tmp_path, monkeypatch
+) -> None:
+    """It may be a repository of somebody else's."""
+    (tmp_path / "csv.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    assert programs._version(Path(sys.executable), "pytest") == pytest.__version__
+    assert not (tmp_path / "ran").exists()

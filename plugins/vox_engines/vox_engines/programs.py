@@ -363,7 +363,7 @@ def _find_llama_cpp(python: Path | None) -> Program:
 
 def _version(python: Path, *names: str) -> str:
     """Return the version of the first of these packages in an environment, or an empty text."""
-    command = [str(python), "-c", _VERSION, *names]
+    command = [str(python), "-I", "-c", _VERSION, *names]
     with suppress(OSError):
         return str(
             subprocess.run(command, capture_output=True, text=True, check=False).stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -117,3 +118,16 @@ def test_the_rows_own_token_has_a_log_probability_beyond_the_likeliest(program, 
     assert found_NV[0, 2] == -9.0
     assert np.isnan(found_NV[1, 3]) if partial else found_NV[1, 3] == -9.0
     assert np.isnan(found_NV[2, 5]), "a probability that is 0 in float32"
+
+
+def test_child_processes_import_nothing_from_the_working_directory(tmp_path, monkeypatch) -> None:
+    """It may be a repository of somebody else's."""
+    for name in ("ctypes", "xllamacpp"):
+        (tmp_path / f"{name}.py").write_text(f"open('ran-{name}', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    llama_cpp.quantiser()
+    monkeypatch.setattr(llama_cpp, "_PACKAGE", "json")  # one that is installed
+    command = llama_cpp._command(Path("socket"), Path("model.gguf"), 64, None)
+    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert not [*tmp_path.glob("ran-*")]

@@ -85,7 +85,7 @@ def quantiser() -> list[str] | None:
     """Return the command of the quantiser that is installed; None without one."""
     if program := shutil.which("llama-quantize"):
         return [program]
-    command = [sys.executable, "-c", _QUANTISE, _LIBRARY]
+    command = [sys.executable, "-P", "-c", _QUANTISE, _LIBRARY]
     found = subprocess.run(command, capture_output=True, check=False)
     return command if found.returncode == 0 else None
 
@@ -212,7 +212,7 @@ def served(model: Path, context: int, lora: Path | None = None) -> Iterator[Llam
 
 def _command(path: Path, model: Path, context: int, lora: Path | None) -> list[str]:
     if importlib.util.find_spec(_PACKAGE):
-        return [sys.executable, "-c", _SERVER, *map(str, (path, model, lora or "", context))]
+        return [sys.executable, "-P", "-c", _SERVER, *map(str, (path, model, lora or "", context))]
     command = ["llama-server", "-m", str(model), "-c", str(context), "-np", "1", "--jinja"]
     command += ["--host", str(path), "-fa", "off", "--no-warmup"]
     return [*command, "-ctk", "f32", "-ctv", "f32", *(["--lora", str(lora)] if lora else [])]

@@ -88,3 +88,10 @@ def test_an_error_that_every_rank_finds_is_the_run_s(tmp_path):
     with pytest.raises(DataError, match="data file") as raised:
         launch(LaunchJob(("train", "--data", missing), 2, "torchrun"))
     assert str(raised.value.where).startswith(missing)
+
+
+def test_a_rank_imports_nothing_from_the_working_directory(tmp_path, monkeypatch):
+    """It may be a repository of somebody else's."""
+    (tmp_path / "json.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    assert launch(LaunchJob(("--version",), 1, "torchrun")).exit_code == 0

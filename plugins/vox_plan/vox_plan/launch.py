@@ -84,7 +84,7 @@ class Rank:
         kept = () if shown else (self._file("out"), self.output)
         self._kept = [path.open("wb") for path in kept]
         stdout, stderr = self._kept or (None, None)
-        module = [sys.executable, "-m", "vox_core.cli.rank"]
+        module = [sys.executable, "-P", "-m", "vox_core.cli.rank"]
         try:
             self.process = subprocess.Popen(
                 [*module, str(folder), str(alive), str(beats), *job.arguments],
