@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,14 @@ def test_files_that_are_left_out_or_passed_over(tmp_path: Path) -> None:
     rows, reader = rows_of(tmp_path)
     assert [row.answer for row in rows] == ["Some words before any heading."]
     assert reader.unread == ["bad.md: invalid UTF-8 at byte 2"]
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "good.md").write_text("Some words before any heading.")
+    (tmp_path / "huge.md").touch()
+    os.truncate(tmp_path / "huge.md", 1 << 40)
+    _, reader = rows_of(tmp_path)
+    assert reader.unread == ["huge.md: it has more than 10,000,000 bytes"]
 
 
 @pytest.mark.parametrize("piece", ["[", "![", "<", "`", "<!--", "[a](", "> ", "# a\n", "- "])

@@ -103,9 +103,9 @@ class Reader:
         try:
             if not file.path.is_file():  # a pipe would block
                 raise ValueError("it is no regular file")
-            source = file.path.read_bytes()
-            if len(source) > MAX_BYTES:
+            if file.path.stat().st_size > MAX_BYTES:
                 raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+            source = file.path.read_bytes()
             found = parse(source)
         except SyntaxError as error:
             self.unread.append(f"{file.relative}: line {error.lineno or 1}: {error.msg}")
