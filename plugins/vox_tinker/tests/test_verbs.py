@@ -304,7 +304,11 @@ def test_faulty_bodies_are_refused(raw: Raw, url: str) -> None:
     assert b"new_field" in raw.result(raw.post("optim_step", extra)).content
     assert raw.post("forward_backward", {}).status_code == 415
     assert raw.post("copy_weights", {}).status_code == 404
-    assert raw.post("retrieve_future", {"request_id": "x"}).status_code == 410
+    for number in ("x", "x:²", f"x:{'9' * 30}", f"x:{'9' * 5000}"):
+        assert raw.post("retrieve_future", {"request_id": number}).status_code == 410
+        session = raw.model_id.partition(":")[0]
+        sampler = f"{url}/api/v1/samplers/{session}:sample:{number[2:]}"
+        assert httpx.get(sampler).status_code == 404
     unknown = {"session_id": str(uuid.uuid4())}
     assert raw.post("session_heartbeat", unknown).status_code == 404
     assert raw.post("telemetry", {"events": []}).json() == {"status": "accepted"}
@@ -320,6 +324,9 @@ def test_faulty_bodies_are_refused(raw: Raw, url: str) -> None:
         found = raw.post("asample", body)
         assert (found.status_code, f"sampling_params.seed={seed}" in found.text) == (400, True)
     body["sampling_params"] = {"max_tokens": 1, "seed": -1}
+    many = raw.post("asample", {**body, "num_samples": 10**6})
+    assert len(many.content) < 1 << 20
+    assert b"num_samples=1000000: it must be 1 to 1024" in raw.result(many).content
     assert b"error" not in raw.result(raw.post("asample", body)).content
     rebound = httpx.get(url + "/api/v1/healthz", headers={"Host": "evil.example"})
     assert rebound.status_code == 403

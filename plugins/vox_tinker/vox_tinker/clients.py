@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from tinker import types
 
 from vox_tinker.checkpoints import Kind, Record, Shape, state_folder
-from vox_tinker.futures import Answer, Refused, failure, outcome
+from vox_tinker.futures import DIGITS, Answer, Refused, failure, outcome
 from vox_tinker.journal import Journal, Kept
 from vox_tinker.training import Training, planned, saved_state
 from vox_tinker.wire import read_json, read_pass
@@ -472,7 +472,7 @@ class Clients:
             elif self.store.made(model_id):
                 answer = Answer.of(types.UnloadModelResponse(model_id=model_id))
                 self.futures.put(request_id, answer)
-        elif number.isdecimal() and (kept := self._journal.find(model_id, int(number))):
+        elif DIGITS.fullmatch(number) and (kept := self._journal.find(model_id, int(number))):
             if kept.answer:
                 self.futures.put(request_id, kept.answer)
             else:

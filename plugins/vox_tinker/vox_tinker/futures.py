@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 KEPT = 4096
+DIGITS = re.compile(r"[0-9]{1,18}")
+"""A number within the id of a request or sampler, which SQLite can compare."""
 log = logging.getLogger("vox_tinker")
 
 

@@ -29,7 +29,7 @@ from vox_core.api.rows import special_ids
 from vox_core.api.tokenizers import end_of_turn_ids
 from vox_core.contract import AdapterState, Batch, Floats
 from vox_tinker.engine import Engine, Row
-from vox_tinker.futures import Answer, Refused, failure, outcome
+from vox_tinker.futures import DIGITS, Answer, Refused, failure, outcome
 from vox_tinker.training import require_tokens
 from vox_tinker.wire import prompt_tokens, sample_answer
 
@@ -261,7 +261,7 @@ class Samplers:
     def find(self, sampler_id: str) -> types.GetSamplerResponse:
         session_id, _, number = sampler_id.partition(":sample:")
         found = self._sessions.session(session_id).samplers.get(
-            int(number) if number.isdecimal() else -1
+            int(number) if DIGITS.fullmatch(number) else -1
         )
         if found is None:
             raise Refused(f"there is no sampler {sampler_id!r}", 404)
@@ -286,7 +286,8 @@ class Samplers:
             known = self.find(request.sampling_session_id)
             name, path = known.base_model, known.model_path
             request_id = f"{request.sampling_session_id}:{request.seq_id}"
-        ids = [f"{request_id}:{index}" for index in range(request.num_samples)]
+        count = min(request.num_samples, MOST_SAMPLES)  # more are refused below
+        ids = [f"{request_id}:{index}" for index in range(count)]
         made = types.UntypedAPIFuture(request_id=request_id, sample_sequence_ids=ids)
         if request_id in self._sessions.futures:
             return made

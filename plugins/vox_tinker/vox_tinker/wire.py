@@ -5,6 +5,7 @@ Shape legend: N positions of a datum, K targets of a position, P tokens of a pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from vox_core.contract import Floats, Ints
 
 PROTO = "application/x-protobuf"
+MOST_VALUES = 1 << 24
+"""Of a sparse array; a dense one has no more in 64 MB, the largest body."""
 _DTYPES: dict[Any, np.dtype[Any]] = {
     pb.DTYPE_FLOAT32: np.dtype("<f4"),
     pb.DTYPE_INT64: np.dtype("<i8"),
@@ -139,11 +142,14 @@ def _array(tensor: Any, where: str) -> NDArray[Any]:
             values = _numbers(tensor.dense, dtype, where)
             return values.reshape(shape or values.shape)
         sparse, index = tensor.sparse_csr, np.dtype("<i8")
-        rows = np.repeat(np.arange(shape[0]), np.diff(_numbers(sparse.crow_indices, index, where)))
+        crow = _numbers(sparse.crow_indices, index, where)
+        col = _numbers(sparse.col_indices, index, where)
+        ascending = crow[0] == 0 and crow[-1] == len(col) and (crow[:-1] <= crow[1:]).all()
+        if not ascending or len(crow) != shape[0] + 1 or math.prod(shape) > MOST_VALUES:
+            raise ValueError  # before numpy takes the memory
+        rows = np.repeat(np.arange(shape[0]), np.diff(crow))
         found: NDArray[Any] = np.zeros(shape, dtype)
-        found[rows, _numbers(sparse.col_indices, index, where)] = _numbers(
-            sparse.values, dtype, where
-        )
+        found[rows, col] = _numbers(sparse.values, dtype, where)
     except (ValueError, IndexError) as error:
         raise Refused(f"{where}: the values do not fill the shape {list(shape)}") from error
     return found
