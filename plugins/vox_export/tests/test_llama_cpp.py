@@ -61,6 +61,7 @@ def test_the_server_listens_where_only_this_user_reaches_it(program) -> None:
 
 def test_no_socket_is_left_open(program) -> None:
     program(ANSWERS)
+    gc.collect()  # the sockets of other tests
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", ResourceWarning)
         with llama_cpp.served(Path("model.gguf"), 64) as server:
