@@ -410,7 +410,7 @@ def _keywords(kind: type[Section], settings: Mapping[str, Any]) -> dict[str, Any
 
 def _stored(data: Data | None) -> Any:
     """Copy rows to the cache, and return the path; files stay what they are."""
-    if data is None or isinstance(data, str | os.PathLike):
+    if isinstance(data, str | os.PathLike) or not isinstance(data, Iterable):
         return data
     if isinstance(data, list | tuple) and not (data and isinstance(data[0], Mapping)):
         return data

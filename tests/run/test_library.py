@@ -134,6 +134,7 @@ def test_rows_of_python_train_as_those_of_a_file(
         (Frame([]), "a data file is empty"),
         (iter(()), "a data file is empty"),
         ([], "no --data|no data"),
+        (0.1, "data = 0.1"),
     ],
 )
 def test_rows_of_python_that_are_none(
