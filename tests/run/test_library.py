@@ -81,6 +81,19 @@ def test_what_was_trained_answers(trained: vox.Run, tiny: Callable[..., Path]) -
         base.chat("What is 3?")
 
 
+def test_what_is_no_conversation_is_refused(trained: vox.Run) -> None:
+    with trained.load(dtype="fp32", max_tokens=1) as model:
+        for messages, words in [
+            ([], "found no message"),
+            ([{"role": "usr", "content": "Talk?"}], 'found "usr" as'),
+            ([{"role": "user"}], "found null"),
+            (["Talk?"], "expected an object"),
+            ("", "text of the user"),
+        ]:
+            with pytest.raises(DataError, match=words):
+                model.chat(messages)
+
+
 def test_a_run_is_merged_and_the_result_is_a_model(trained: vox.Run, capfd) -> None:
     report = trained.merge(dtype="fp32")
     assert report.out == trained.path.with_name("a-merged")

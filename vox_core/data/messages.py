@@ -47,6 +47,7 @@ from vox_core.data.faults import (
     typed,
 )
 from vox_core.data.json_rows import parse_value
+from vox_core.errors import DataError
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -126,6 +127,17 @@ def conversation(turns: Sequence[Turn], *, answered: bool = True) -> tuple[Messa
     if faults:
         raise RowError(*faults)
     return tuple(messages)
+
+
+def require_conversation(messages: Sequence[object]) -> None:
+    """Refuse messages that nobody could answer (D003)."""
+    try:
+        if not conversation(turns_of(list(messages), "messages"), answered=False):
+            raise faulty("empty", ("messages",), "no message", "one or more")
+    except RowError as error:
+        what, remedy = "this is no conversation", "give each message a role and content"
+        faults = [str(each) for each in error.faults]
+        raise DataError("D003", what, faults=faults, remedy=remedy) from error
 
 
 def _message(turn: Turn) -> Message:

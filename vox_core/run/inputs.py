@@ -131,21 +131,9 @@ def read_inputs(
     seq_len = sequence_length(settings, config)
     _require_tokens(objective, vocabulary_of(config))
     return RunInputs(
-        rows,
-        model,
-        weights,
-        config,
-        quant,
-        seq_len,
-        backend,
-        selection,
-        seen,
-        objective,
-        reward,
-        teacher,
-        start,
-        evaluator,
-    )
+        rows, model, weights, config, quant, seq_len, backend, selection, seen, objective, reward,
+        teacher, start, evaluator,
+    )  # fmt: skip
 
 
 def _model(settings: TrainSettings, progress: models.Progress | None) -> models.LocalModel:
