@@ -124,13 +124,38 @@ GENERATION_SPACE = GENERATION.replace(
     "{% endgeneration %}{{ '<|im_end|>\\n' }}", "{{ '<|im_end|> ' }}{% endgeneration %}"
 )
 
-# gpt-oss: the last turn is closed by another token than those before it.
+# gpt-oss: the last turn is closed by another token than those before it, as is a thought within it.
 HARMONY = """\
+{% for tool in tools or [] %}{{ tool['function']['description'] }}{% endfor %}\
 {% for message in messages %}\
-{{ '<|start|>' + message['role'] + '<|message|>' + message['content'] }}\
+{{ '<|start|>' + message['role'] }}\
+{% if message['thinking'] %}\
+{{ '<|message|>' + message['thinking'] + '<|end|><|start|>assistant' }}\
+{% endif %}\
+{% for call in message['tool_calls'] or [] %}\
+{{ '<|message|>' + call['function']['name'] }}\
+{{ call['function']['arguments'] | tojson + '<|return|>' }}\
+{% else %}\
+{{ '<|message|>' + message['content'] }}\
 {{ '<|return|>' if loop.last and message['role'] == 'assistant' else '<|end|>' }}\
 {% endfor %}\
+{% endfor %}\
 {% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
+
+HARMONY_MARKED = """\
+{% for message in messages %}\
+{{ '<|start|>' + message['role'] }}\
+{% generation %}\
+{% if message['thinking'] %}\
+{{ '<|message|>' + message['thinking'] + '<|end|><|start|>assistant' }}\
+{% endif %}\
+{% if message['role'] == 'assistant' %}{{ '<|message|>' + message['content'] }}\
+{{ '<|return|>' if loop.last else '<|end|>' }}{% endif %}\
+{% endgeneration %}\
+{% if message['role'] != 'assistant' %}\
+{{ '<|message|>' + message['content'] + '<|end|>' }}\
+{% endif %}\
+{% endfor %}"""
 
 # Only the last turn is closed; each header is a single special token.
 LAST_CLOSED = """\
@@ -166,6 +191,7 @@ class Family:
 
 
 _IM = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+_HARMONY = ("<|start|>", "<|message|>", "<|end|>", "<|return|>")
 _ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "</s>")
 
 FAMILIES: dict[str, Family] = {
@@ -188,7 +214,8 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(MISTRAL, (), "</s>", "<s>"),
     "generation": Family(GENERATION, _IM, "<|endoftext|>"),
     "generation_trimmed": Family(GENERATION_SPACE, _IM, "<|endoftext|>", trim_offsets=True),
-    "harmony": Family(HARMONY, ("<|start|>", "<|message|>", "<|end|>", "<|return|>"), "<|return|>"),
+    "harmony": Family(HARMONY, _HARMONY, "<|return|>"),
+    "harmony_marked": Family(HARMONY_MARKED, _HARMONY, "<|return|>"),
     "last_closed": Family(LAST_CLOSED, _ROLES, "</s>"),
     "never_closed": Family(NEVER_CLOSED, _ROLES, "</s>"),
     "phi3": Family(PHI3, (*_ROLES, "<|end|>"), "<|endoftext|>", swallow=True),

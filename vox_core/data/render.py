@@ -10,11 +10,11 @@ A stretch begins where the model begins to speak and ends with its end-of-turn t
 - Where it is not (some templates open a `<think>` in the prompt which they leave out of earlier
   turns), the whole conversation is rendered again with a marker as turn i's content, and the
   marker is where the content begins; what stands before it must be the same in both.
-- The end is the first end-of-turn token after the beginning, and before the content of the next
-  message, which a marker finds in the same way. A turn that the template does not close ends with
-  what the assistant says, whitespace cut.
-- A template with `{% generation %}` markers says itself what is trained; an end-of-turn token that
-  directly follows its stretch is added to it.
+- The end is the first end-of-turn token after the content begins (the last one, of a turn that
+  only calls tools), and before the content of the next message; a marker finds both in the same
+  way. A turn that the template does not close ends with what the assistant says, whitespace cut.
+- A template with `{% generation %}` markers says itself what is trained, up to the last end-of-turn
+  token in its stretch or directly after it.
 
 A beginning or an end that none of these finds is a fault of the row, never a guess. Nothing is ever
 tokenised here: tokens merge across the boundary, characters do not.
@@ -102,7 +102,8 @@ class Renderer:
         source = partial(template_source if today else _source, tokenizer)
         self.template, self._for_tools = source(tools=False), source(tools=True)
         longest_first = sorted(self.end_of_turn_names(), key=len, reverse=True)
-        self._closer = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        names = "|".join(map(re.escape, longest_first)) or "(?!)"
+        self._closer = re.compile(rf"({names})(?:\s*(?:{names}))*")
         self._chat = cache(partial(chat_template, tokenizer))
         self._found = cache(what_it_takes)
 
@@ -183,8 +184,10 @@ class Renderer:
             text, stretches = self._template(record).render_marked(given, record.tools)
         spans = []
         for start, stop in stretches:
-            closer = self._closer.search(text, start, stop) or self._closer.match(text, stop)
-            spans.append(Span(start, closer.end() if closer else stop, closed=closer is not None))
+            after = self._closer.match(text, stop)
+            ends = self._closer.finditer(text, start, after.end(1) if after else stop)
+            end = max((found.end(1) for found in ends), default=0)
+            spans.append(Span(start, end or stop, closed=end > 0))
         if [message for message in chat if message.weight is not None]:
             spans = self._weigh(self.turns(record, text), chat, spans)
         return Rendered(text, tuple(spans), templated=True)
@@ -230,9 +233,7 @@ class Renderer:
 
 def weight_of(message: Message) -> float:
     """Return the loss weight of a message: its own, or 1 for the assistant and 0 for others."""
-    if message.weight is None:
-        return 1.0 if message.role == "assistant" else 0.0
-    return message.weight
+    return float(message.role == "assistant") if message.weight is None else message.weight
 
 
 def _weighted(turns: Turns, turn: int, message: Message) -> Span:
@@ -243,9 +244,7 @@ def _weighted(turns: Turns, turn: int, message: Message) -> Span:
 def _source(tokenizer: PreTrainedTokenizerBase, *, tools: bool) -> str | None:
     """The chat template, its clock stopped; None without one."""
     template = template_source(tokenizer, tools=tools)
-    if template and "strftime_now" in template:
-        return _FIXED_CLOCK + template
-    return template
+    return _FIXED_CLOCK + template if template and "strftime_now" in template else template
 
 
 # --- where turns stand ----------------------------------------------------------------------------
@@ -270,10 +269,11 @@ class Turns:
         text, start = self._text, self.start(turn)
         closer = self._closer.search(text, start)
         if closer and text[start : closer.start()].strip() == self._chat[turn].content.strip():
-            return Span(start, closer.end(), closed=True)  # the usual case, and certain as it is
-        limit = self._limit(turn)
-        if closer and closer.end() <= limit:
-            return Span(start, closer.end(), closed=True)
+            return Span(start, closer.end(1), closed=True)  # the usual case, and certain as it is
+        said = self.before_content(turn) if self._chat[turn].content.strip() else ""
+        limit, after = self._limit(turn), max(start, common(said or "", text))
+        if ends := [found.end(1) for found in self._closer.finditer(text, after, limit)]:
+            return Span(start, ends[0 if said else -1], closed=True)
         stop = min(limit, common(self._until(turn, start), text))
         if stop < start:
             raise RenderError(f"the chat template leaves unclear where messages[{turn}] ends")
@@ -283,7 +283,7 @@ class Turns:
         """The content of any turn, and the token that ends it if one follows directly."""
         start, stop = self._content(turn)
         closer = self._closer.match(self._text, stop)
-        return Span(start, closer.end() if closer else stop, closed=closer is not None)
+        return Span(start, closer.end(1) if closer else stop, closed=closer is not None)
 
     def start(self, turn: int) -> int:
         """Return the index of the answer's first character."""
