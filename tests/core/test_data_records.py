@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -593,6 +594,14 @@ def test_missing_files(tmp_path: Path) -> None:
         load_records([tmp_path / "a", tmp_path / "b"])
     assert (caught.value.code, caught.value.found) == ("VOX-D001", "nothing there")
     assert caught.value.where == f"{tmp_path / 'a'}, {tmp_path / 'b'}"
+
+
+def test_a_pipe_in_place_of_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows")
+    with pytest.raises(DataError) as caught:
+        load_records([tmp_path / "rows"])
+    assert (caught.value.code, caught.value.found) == ("VOX-D001", "a pipe")
+    assert "- for a pipe" in str(caught.value.expected)
 
 
 # --- folders --------------------------------------------------------------------------------------

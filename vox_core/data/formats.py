@@ -177,16 +177,16 @@ def _is_of(file: Path, names: Sequence[str]) -> bool:
 def require_files(paths: Sequence[Path]) -> None:
     """Refuse files that are not there (D001)."""
     if missing := [path for path in paths if not path.is_file()]:
-        what, remedy = "a data file is missing", "correct the path"
-        if missing[0].parent == cache_root() / GIVEN:
+        what, remedy, first = "a data file is missing", "correct the path", missing[0]
+        if first.parent == cache_root() / GIVEN:
             what = "the copy of rows that came from stdin or Python is gone"
             remedy = "give the same rows again: ... | vox train --resume RUN -, or data=rows"
         raise DataError(
             "D001",
             what,
             where=", ".join(map(str, missing)),
-            found="a folder" if missing[0].is_dir() else "nothing there",
-            expected=f"a data file, or a folder with {TRAIN_NAME} and, if wanted, {VALID_NAME}",
+            found="a folder" if first.is_dir() else "a pipe" if first.exists() else "nothing there",
+            expected=f"a file, - for a pipe, or a folder with {TRAIN_NAME} and maybe {VALID_NAME}",
             remedy=remedy,
         )
 

@@ -3,7 +3,7 @@
 Of a table the first row names the columns, and every other has as many cells.
 
 Cells are texts; an empty one is not there. What a text cannot be is read out of it: messages, tools
-and tags from JSON, a rating from a number. A row with more or fewer cells than there are columns is
+and tags from JSON, a rating from a number, a label from True or False. A row with more or fewer cells than there are columns is
 a fault: what follows a comma that should have been quoted would stand in the wrong column. Names
 of which no row can be made are one fault, of the header.
 
@@ -18,6 +18,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -31,6 +32,7 @@ from vox_core.text import hint
 PIECE = 4_000_000
 _NOT_TEXTS = ("messages", "turns", "conversations", "chosen", "rejected", "tools", "tags")
 _NUMBERS = ("rating", "difficulty")
+_LABELS = {"true": True, "false": False}
 _SEPARATORS = {
     "\t": ("tabs", "name it .tsv, and it is read"),
     ";": (
@@ -141,11 +143,9 @@ def _value(name: str, value: object) -> object:
             inner = (replace(each, location=(name, *each.location)) for each in fault.faults)
             raise RowError(*inner) from None
     if name in _NUMBERS:
-        try:
+        with suppress(ValueError):
             return float(value)
-        except ValueError:
-            return value
-    return value
+    return _LABELS.get(value.lower(), value) if name == "label" else value
 
 
 # --- text files -----------------------------------------------------------------------------------
