@@ -332,7 +332,8 @@ def test_a_file_of_malformed_rows_alone_is_refused_all_the_same(tmp_path: Path) 
         for _ in "twice":
             with pytest.raises(DataError, match=path.name) as caught:
                 choose_rows([good, path], [], replace(SKIP, max_skipped=1.0))
-            assert caught.value.code == "VOX-D003"
+            assert (caught.value.code, caught.value.where) == ("VOX-D003", str(path))
+            assert "--malformed-rows skip" not in str(caught.value.remedy)
     empty = write(tmp_path / "empty.jsonl", [])
     for _ in "twice":
         with pytest.raises(DataError) as caught:
@@ -382,7 +383,7 @@ def test_held_out_rows_that_are_trained_on_are_told(tmp_path: Path) -> None:
         assert found.report is not None
         assert {leak.place.line: leak.of and leak.of.line for leak in found.report.leaks} == leaks
         warning = next(found.report.warnings(), "")
-        assert (f"{len(leaks)} held-out row" in warning) == bool(leaks)
+        assert (f"{len(leaks)} validation row" in warning) == bool(leaks)
         assert lines_of(found.valid) == [("v.jsonl", n) for n in range(1, 5)], "it is left as it is"
 
 

@@ -83,7 +83,7 @@ def test_a_leak_is_told(settings, tiny, data):
     (data / "valid.jsonl").write_text("\n".join(trained[:2]))
     planned = plan_run(settings(tiny("llama")))
     (warning,) = [each.message for each in planned.notices() if each.level == "warning"]
-    assert warning.startswith("2 held-out rows are trained on, too: ")
+    assert warning.startswith("2 validation rows also occur in the training data: ")
     assert warning.count("line 1") == 2
 
 

@@ -210,7 +210,7 @@ def check_files(
     if none := [file.path for file in checked if not file.rows and not _facts(file).faults]:
         raise empty(none)
     if faults:
-        raise malformed(paths, faults)
+        raise malformed([*dict.fromkeys(each.path for each in faults)], faults, skip)
     return checked
 
 

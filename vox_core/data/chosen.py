@@ -292,7 +292,7 @@ def _require_some(code_N: Codes, policy: DataPolicy) -> None:
     """Refuse to go on where no row is left, or none is held out."""
     counts = np.bincount(code_N, minlength=len(NAMES)).tolist()
     if not counts[KEPT]:
-        what, remedy = "no row is left to train on", "ask for less, or bring other data"
+        what, remedy = "no row is left to train on", "loosen the filters, or name other data"
     elif policy.valid_share and not counts[HELD_OUT]:
         what, remedy = "no row is held out", "raise --valid-share, or name a file with --valid"
     else:
@@ -300,7 +300,7 @@ def _require_some(code_N: Codes, policy: DataPolicy) -> None:
     raise DataError(
         "D023",
         what,
-        where="the rows, after everything that was asked of them",
+        where="the rows, after the data filters",
         found=", ".join(f"{n:,} {NAMES[code]}" for code, n in enumerate(counts) if n),
         expected="at least one row",
         remedy=remedy,
@@ -412,14 +412,13 @@ class Report:
 
     def warnings(self) -> Iterator[str]:
         """Yield warnings: malformed rows, and validation rows that are trained on."""
-        bad: Counter[str] = Counter()
-        for file in self.files:
-            bad.update(file.malformed)
+        bad = sum((Counter(file.malformed) for file in self.files), Counter[str]())
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in bad.most_common())
         one, several = "malformed row is skipped", "malformed rows are skipped"
         yield from _some(self.malformed, bad.total(), f"{one} ({kinds})", f"{several} ({kinds})")
-        one, several = "held-out row is trained on, too", "held-out rows are trained on, too"
-        yield from _some(self.leaks, self.leaked, one, several)
+        one, several = "validation row also occurs", "validation rows also occur"
+        also = " in the training data"
+        yield from _some(self.leaks, self.leaked, one + also, several + also)
 
 
 def _some(rows: Sequence[NamedRow], count: int, one: str, several: str) -> Iterator[str]:

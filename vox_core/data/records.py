@@ -18,6 +18,7 @@ STEP = (
     "allows more)"
 )
 """What can be done about any malformed row."""
+_NO_ROW = "correct these files or leave them out: they have no row that could be kept"
 WHOLE_FILE = "correct the file, or convert it, and run again"
 _FORMS = (
     'rows of {"messages": […]}, {"prompt": …, "completion": …} or {"text": …}; for an objective, '
@@ -137,7 +138,7 @@ def empty(paths: Sequence[Path]) -> DataError:
     )
 
 
-def malformed(paths: Sequence[Path], faults: Sequence[Placed]) -> DataError:
+def malformed(paths: Sequence[Path], faults: Sequence[Placed], skip: bool = False) -> DataError:
     return DataError(
         "D003",
         "rows of a data file are malformed",
@@ -145,13 +146,13 @@ def malformed(paths: Sequence[Path], faults: Sequence[Placed]) -> DataError:
         found=f"{len(faults)} fault{'s' if len(faults) > 1 else ''}",
         expected=_FORMS,
         faults=listed(faults),
-        remedy=next_step({each.fault.code for each in faults}, paths),
+        remedy=next_step({each.fault.code for each in faults}, paths, _NO_ROW if skip else STEP),
     )
 
 
-def next_step(codes: Collection[str], paths: Iterable[Path]) -> str:
+def next_step(codes: Collection[str], paths: Iterable[Path], step: str = STEP) -> str:
     """The remedy for malformed rows of some files, by the codes of their faults."""
-    step = WHOLE_FILE if codes and {*codes} <= {"other format", "damaged file"} else STEP
+    step = WHOLE_FILE if codes and {*codes} <= {"other format", "damaged file"} else step
     if "invalid UTF-8" in codes:
         for path in dict.fromkeys(filter(_may_be_latin_1, paths)):
             step += (
