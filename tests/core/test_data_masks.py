@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tests.core.data_samples import answers, chat, completion, conversations, plain, users
 from tests.core.tiny_tokenizer import FAMILIES, tiny_tokenizer
 from vox_core.data.encode import Document, Encoder
+from vox_core.data.faults import RowError
 from vox_core.data.messages import Message
 from vox_core.data.render import RenderError
-from vox_core.data.rows import Record
+from vox_core.data.rows import Record, parse_row
 
 SEQ_LEN = 100_000
 # What a family writes around an assistant's words, in a turn that is not the last and in the last.
@@ -271,6 +272,24 @@ def test_tools_and_consecutive_turns_of_one_role() -> None:
     messages = tuple(Message(role, f"{role} {i}") for i, role in enumerate(roles))
     document = encode("chatml", Record("chat", chat("").source, 1, messages=messages))
     assert trained("chatml", document) == [f"assistant {i}<|im_end|>" for i in (2, 5, 6)]
+
+
+def test_a_completion_of_messages_is_trained_and_its_prompt_is_not() -> None:
+    """TRL's conversational prompt/completion: an earlier answer in the prompt is context."""
+    row: dict[str, object] = {
+        "prompt": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "c"},
+        ],
+        "completion": [{"role": "assistant", "content": "d"}],
+    }
+    assert trained("chatml", encode("chatml", parse_row(row))) == ["d<|im_end|>"]
+    assert trained("generation", encode("generation", parse_row(row))) == ["d<|im_end|>"]
+    text = parse_row({**row, "prompt": "c"})
+    assert text.messages == (Message("user", "c"), Message("assistant", "d"))
+    with pytest.raises(RowError, match='a "completion" that ends with the user'):
+        parse_row({**row, "completion": row["prompt"]})
 
 
 def test_a_completion_becomes_a_turn() -> None:

@@ -101,10 +101,8 @@ def level(said: float | str | None) -> float:
     if said is None:
         return UNKNOWN
     if isinstance(said, str):
-        if (named := LEVELS.get(said.strip().lower())) is not None:
-            return named
         try:
-            said = float(said)
+            said = LEVELS.get(said.strip().lower()) or float(said)
         except ValueError:
             return UNKNOWN
     return float(np.float32(said)) if math.isfinite(said) and abs(said) < 1e30 else UNKNOWN

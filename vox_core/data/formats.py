@@ -63,14 +63,12 @@ def format_of(path: Path) -> Format:
 
 def is_known(path: Path) -> bool:
     """Whether the name says what the file is."""
-    suffix, _ = _suffixes(path)
-    return suffix in _KINDS or (bool(suffix) and suffix in _provided())
+    return (suffix := _suffixes(path)[0]) in _KINDS or (bool(suffix) and suffix in _provided())
 
 
 def stem_of(path: Path) -> str:
     """The name without what says its format: `train` of `train.csv.gz`."""
-    name = path.with_suffix("") if path.suffix.lower() in _COMPRESSIONS else path
-    return name.stem
+    return (path.with_suffix("") if path.suffix.lower() in _COMPRESSIONS else path).stem
 
 
 def is_remote(path: Path) -> bool:

@@ -123,8 +123,7 @@ class Renderer:
 
     def end_of_turn_names(self) -> list[str]:
         """The tokens that end a turn, as text."""
-        names = self._tokenizer.convert_ids_to_tokens(sorted(self.end_of_turn))
-        return cast("list[str]", names)
+        return cast("list[str]", self._tokenizer.convert_ids_to_tokens(sorted(self.end_of_turn)))
 
     def turns(self, record: Record, text: str = "") -> Turns:
         """The turns of a conversation in its text; without the text, `prompt` and `before_content`

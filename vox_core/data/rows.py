@@ -2,7 +2,7 @@
 
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
     {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}     ShareGPT
-    {"prompt": "…", "completion": "…"}
+    {"prompt": "…", "completion": "…"}                        or two lists of messages, as for TRL
     {"question": "…", "answer": "…"}
     {"prompt": "…", "response": "…", "rating": 4.5, "category": "…"}                        pairs
     {"instruction": "…", "input": "…", "output": "…"}                                       Alpaca
@@ -169,8 +169,7 @@ def _refuse_unsupported(values: Mapping[str, object], names: Sequence[str]) -> N
 
 
 def _chat(fields: Fields) -> Record:
-    name = fields.first((*CHATS, *SHAREGPT))
-    assert name is not None
+    name = fields.one((*CHATS, *SHAREGPT))
     turns = turns_of(fields.values[name], name)
     form = "ShareGPT" if any(turn.sharegpt for turn in turns) else "messages"
     if name in SHAREGPT and fields.has(("system",)):
@@ -182,6 +181,12 @@ def _chat(fields: Fields) -> Record:
 
 
 def _completion(fields: Fields) -> Record:
+    turns = fields.values[name] if (name := fields.first(ANSWERS)) else None
+    if name and isinstance(turns, list) and any(isinstance(each, dict) for each in turns):
+        n = len(before := _before(fields, turns))
+        said = _answered(before, turns, name)
+        asked = (replace(m, weight=0.0) if m.role == "assistant" else m for m in said[:n])
+        return Record("chat", messages=(*asked, *said[n:]), form="prompt/completion")
     (asked, prompt), (answered, answer) = all_of(partial(_prompt, fields), partial(_answer, fields))
     messages = (Message("user", prompt), Message("assistant", answer))
     return Record("completion", messages=messages, form=form_of_completion(asked, answered))
