@@ -10,9 +10,11 @@ import pytest
 
 from tests.core.data_samples import load_records
 from vox_core.data import json_rows
+from vox_core.data.faults import RowError
 from vox_core.data.fields import Attributes
 from vox_core.data.formats import find_split
 from vox_core.data.messages import Message
+from vox_core.data.rows import parse_row
 from vox_core.errors import DataError
 
 GOOD = b'{"prompt": "a", "completion": "b"}\n'
@@ -594,6 +596,43 @@ def test_missing_files(tmp_path: Path) -> None:
         load_records([tmp_path / "a", tmp_path / "b"])
     assert (caught.value.code, caught.value.found) == ("VOX-D001", "nothing there")
     assert caught.value.where == f"{tmp_path / 'a'}, {tmp_path / 'b'}"
+
+
+SYSTEMS: dict[str, dict[str, object]] = {
+    "prompt/completion": {"prompt": "q", "completion": "a"},
+    "Alpaca": {"instruction": "q", "output": "a"},
+    "question/answer": {"question": "q", "answer": "a"},
+    "messages": turns("user", "assistant"),
+    "lists": {"prompt": "q", "completion": turns("assistant")["messages"]},
+    "preference": {"question": "q", "chosen": "a", "rejected": "b"},
+}
+
+
+@pytest.mark.parametrize("form", SYSTEMS)
+def test_a_system_field_is_the_first_message(form: str) -> None:
+    """As in Orca's pairs, and in data sets of the Alpaca form."""
+    row = SYSTEMS[form]
+    record = parse_row({"system": "s", **row})
+    assert record.unused == ()
+    for messages in filter(None, (record.messages, record.rejected)):
+        assert messages[0] == Message("system", "s")
+        assert [each.role for each in messages[1:]] == ["user", "assistant"]
+    assert record.kind == ("preference" if record.rejected else "chat")
+    for nothing in ("", None):
+        plain = parse_row({"system": nothing, **row})
+        assert (plain.messages, plain.unused) == (parse_row(row).messages, ())
+    with pytest.raises(RowError, match='found a number as "system"'):
+        parse_row({**row, "system": 3})
+
+
+def test_a_conversation_keeps_its_own_system_message() -> None:
+    row = {**turns("system", "user", "assistant"), "system": "another"}
+    record = parse_row(row)
+    assert record.messages == parse_row(turns("system", "user", "assistant")).messages
+    assert record.unused == ("system",), "which is a warning"
+    assert record.messages
+    assert parse_row({**row, "system": record.messages[0].content}).unused == ()
+    assert parse_row({"text": "t", "system": "s"}).unused == ("system",)
 
 
 def test_a_pipe_in_place_of_a_file(tmp_path: Path) -> None:

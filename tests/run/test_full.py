@@ -199,7 +199,7 @@ def test_the_result_is_a_plain_checkpoint(tiny, ended):
     assert WeightFolder(model).where == WeightFolder(base).where
     assert len(WeightFolder(model).files) > 1
     assert json.loads((model / "config.json").read_text())["dtype"] == "float32"
-    assert "--method full" in (model / "README.md").read_text()
+    assert "| method | full, " in (model / "README.md").read_text()
     plain, stored, before = (
         AutoModelForCausalLM.from_pretrained(model),
         weights(model),

@@ -96,8 +96,7 @@ def audit(dataset: Dataset, vocabulary: int | None) -> Audit:
     """
     order = [*FINDINGS].index
     findings = sorted(_findings(dataset, vocabulary), key=lambda finding: order(finding.id))
-    ended = dataset.stats.ended
-    rows = dataset.stats.rows
+    rows, ended = dataset.stats.rows, dataset.stats.ended
     return Audit(rows, dataset.tokens, dataset.trained_tokens, ended, tuple(findings))
 
 
@@ -150,8 +149,7 @@ def _findings(dataset: Dataset, vocabulary: int | None) -> Iterator[Finding]:
             detail=stats.details.get(name, ""),
         )
     if dataset.tokens and dataset.trained_tokens < FEW_TRAINED * dataset.tokens:
-        share = dataset.trained_tokens / dataset.tokens
-        yield Finding("few-trained", detail=f"{share:.2%}")
+        yield Finding("few-trained", detail=f"{dataset.trained_tokens / dataset.tokens:.2%}")
     if not stats.template:
         yield Finding("no-template")
     elif not stats.markers:

@@ -10,7 +10,7 @@
     {"prompt": "…", "chosen": "…", "rejected": "…"}                                     preference
     {"chosen": [{"role": "user", …}, {"role": "assistant", …}], "rejected": […]}
 
-A row has exactly one of these forms. A `system` beside `conversations` is their first message. The
+A row has exactly one of these forms. A `system` beside any but text is the first message. The
 lists of a preference may be whole conversations, which begin alike, or the answers alone, with the
 prompt (a text or a list of messages) in a field of its own; both end with an answer, and differ.
 
@@ -172,24 +172,33 @@ def _chat(fields: Fields) -> Record:
     name = fields.one((*CHATS, *SHAREGPT))
     turns = turns_of(fields.values[name], name)
     form = "ShareGPT" if any(turn.sharegpt for turn in turns) else "messages"
-    if name in SHAREGPT and fields.has(("system",)):
-        said = text_of(fields.take("system"), ("system",))
-        same = ({"role": "system", "content": said}, {"from": "system", "value": said})
-        if not turns or turns[0].value not in same:
-            turns.insert(0, Turn(("system",), same[0]))
-    return Record("chat", messages=conversation(turns), form=form)
+    return Record("chat", messages=conversation(_with_system(fields, turns)), form=form)
+
+
+def _with_system(fields: Fields, turns: list[Turn]) -> list[Turn]:
+    """The turns after the system message in a field of its own, unless they begin with one."""
+    said, first = fields.values.get("system"), turns[0].value if turns else None
+    if isinstance(first, dict) and "system" in (first.get("role"), first.get("from")):
+        if said in (first.get("content"), first.get("value")):
+            fields.used.add("system")
+        return turns
+    if (said := fields.take("system")) in (None, ""):
+        return turns
+    return [Turn(("system",), {"role": "system", "content": text_of(said, ("system",))}), *turns]
 
 
 def _completion(fields: Fields) -> Record:
     turns = fields.values[name] if (name := fields.first(ANSWERS)) else None
     if name and isinstance(turns, list) and any(isinstance(each, dict) for each in turns):
-        n = len(before := _before(fields, turns))
-        said = _answered(before, turns, name)
+        said = _answered(fields, _before(fields, turns), turns, name)
+        n = len(said) - len(turns)
         asked = (replace(m, weight=0.0) if m.role == "assistant" else m for m in said[:n])
         return Record("chat", messages=(*asked, *said[n:]), form="prompt/completion")
     (asked, prompt), (answered, answer) = all_of(partial(_prompt, fields), partial(_answer, fields))
-    messages = (Message("user", prompt), Message("assistant", answer))
-    return Record("completion", messages=messages, form=form_of_completion(asked, answered))
+    system = conversation(_with_system(fields, []), answered=False)
+    messages = (*system, Message("user", prompt), Message("assistant", answer))
+    kind: Kind = "chat" if system else "completion"
+    return Record(kind, messages=messages, form=form_of_completion(asked, answered))
 
 
 def _prompt(fields: Fields) -> tuple[str, str]:
@@ -235,9 +244,9 @@ def _preference(fields: Fields) -> Record:
             f'{json_type(value)} as "{name}"' for name, value in zip(PAIR, both, strict=True)
         )
         raise faulty("wrong type", (), found, "two strings or two lists of messages")
-    chosen, rejected = all_of(
-        *(partial(_answered, before, each, name) for name, each in zip(PAIR, answers, strict=True))
-    )
+    read = partial(_answered, fields, before)
+    sides = zip(PAIR, answers, strict=True)
+    chosen, rejected = all_of(*(partial(read, each, name) for name, each in sides))
     if chosen[0] != rejected[0]:
         found = '"chosen" and "rejected" that begin differently'
         raise faulty("preference pair", (), found, "one prompt")
@@ -247,8 +256,8 @@ def _preference(fields: Fields) -> Record:
     return Record("preference", messages=chosen, rejected=rejected, form="preference")
 
 
-def _answered(before: list[Turn], answer: object, name: str) -> Messages:
-    messages = conversation([*before, *turns_of(answer, name)])
+def _answered(fields: Fields, before: list[Turn], answer: object, name: str) -> Messages:
+    messages = conversation(_with_system(fields, [*before, *turns_of(answer, name)]))
     if (last := messages[-1].role) != "assistant":
         raise faulty("roles", (), f'a "{name}" that ends with the {last}', "the assistant")
     return messages

@@ -283,12 +283,9 @@ class OpenTrainer:
             what, remedy = f"the name {name!r} is taken", "choose another one"
             raise ConfigError("C002", what, where="add", remedy=remedy)
         if not shared.inputs.backend.manifest.capabilities.learners:
-            raise BackendError(
-                "B002",
-                f"backend {shared.plan.backend!r} has one learner at a time",
-                where=f"add({name!r})",
-                remedy="open a second trainer, or choose a backend with the capability `learners`",
-            )
+            what = f"backend {shared.plan.backend!r} has one learner at a time"
+            remedy = "open a second trainer, or choose a backend with the capability `learners`"
+            raise BackendError("B002", what, where="add", remedy=remedy)
         stack = ExitStack()
         seed = self._plan.contract.seed if seed is None else seed
         made = OpenTrainer(shared, name, seed, stack.close)
@@ -399,13 +396,9 @@ def open_training_base(
     given = {name: getattr(settings, name) for name in settings.model_fields_set & {*SETTINGS}}
     chosen = validate(TrainSettings, given)
     if chosen.method == "full":
-        raise ConfigError(
-            "C004",
-            "a loop of one's own trains adapters",
-            where="vox.open_trainer",
-            found="method full",
-            remedy="use lora, rslora or dora, or vox.train(method='full')",
-        )
+        what = "a loop of one's own trains adapters, and not the method full"
+        remedy = "use lora, rslora or dora, or vox.train(method='full')"
+        raise ConfigError("C004", what, where="vox.open_trainer", remedy=remedy)
     start = starting_adapter(chosen, progress)
     chosen = start.adopted(chosen) if start else chosen
     inputs = read_inputs(chosen, None, progress, only_planned=True, start=start)
