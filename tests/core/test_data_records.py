@@ -273,8 +273,8 @@ FIELDS = (
     "output, answer, text, chosen"
 )
 SPEAKERS = (
-    "expected one of human, user, gpt, assistant, chatgpt, bing, bard, system, tool, function, "
-    "observation"
+    "expected one of human, user, gpt, assistant, chatgpt, bing, bard, function_call, system, "
+    "tool, function, observation"
 )
 MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
     "invalid JSON": (
@@ -596,6 +596,24 @@ def test_missing_files(tmp_path: Path) -> None:
         load_records([tmp_path / "a", tmp_path / "b"])
     assert (caught.value.code, caught.value.found) == ("VOX-D001", "nothing there")
     assert caught.value.where == f"{tmp_path / 'a'}, {tmp_path / 'b'}"
+
+
+def test_a_function_call_of_sharegpt_is_a_call() -> None:
+    """As LLaMA-Factory has them."""
+
+    def row(value: object) -> dict[str, object]:
+        talk = [("human", "1 + 1?"), ("function_call", value), ("observation", "2"), ("gpt", "Two")]
+        turns = [{"from": role, "value": text} for role, text in talk]
+        return {"conversations": turns, "tools": '[{"name": "add"}]'}
+
+    messages = parse_row(row('{"name": "add", "arguments": {"a": 1}}')).messages
+    assert messages
+    assert [each.role for each in messages] == ["user", "assistant", "tool", "assistant"]
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    assert (messages[1].content, messages[1].extra) == ("", {"tool_calls": [call]})
+    for value, words in (("add(1)", r"conversations\[1\].value"), ("{}", "that of a function")):
+        with pytest.raises(RowError, match=words):
+            parse_row(row(value))
 
 
 SYSTEMS: dict[str, dict[str, object]] = {

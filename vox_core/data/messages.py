@@ -15,7 +15,8 @@ A message may say more: an assistant's `tool_calls` (or `function_call`, their o
 unless `train` is true: a `weight` alone on somebody else is a fault, as it may mean either.
 Other fields are not used.
 
-ShareGPT's turns have `from` in place of `role` and `value` in place of `content`.
+ShareGPT's turns have `from` in place of `role` and `value` in place of `content`. The value of a
+`function_call` is a call as JSON text.
 
 Functions that an assistant may call, and its calls, have the form that OpenAI gave them:
 
@@ -53,17 +54,10 @@ Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 
 ROLES: dict[str, Role] = {role: role for role in get_args(Role)}
 SPEAKERS: dict[str, Role] = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "function_call"), "assistant"),
     "system": "system",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
+    **dict.fromkeys(("tool", "function", "observation"), "tool"),
 }
 _FIRST_ONLY = ("system", "developer")
 _MAY_BE_BLANK = ("system", "developer", "tool")
@@ -145,6 +139,9 @@ def _message(turn: Turn) -> Message:
     item = typed(turn.value, dict, place)
     role_key, content_key = ("from", "value") if turn.sharegpt else ("role", "content")
     role = _role(item.get(role_key), (*place, role_key), SPEAKERS if turn.sharegpt else ROLES)
+    if turn.sharegpt and item["from"] == "function_call":  # LLaMA-Factory's
+        calls = [_arguments(item.get("value"), (*place, "value"))]
+        item = {**item, "value": None, "tool_calls": calls}
     content = item.get(content_key, item.get("content"))
     if len(item) == 2 and isinstance(content, str) and content.isascii() and content.strip():
         return Message(role, content)  # the usual case, which none of the rest can object to

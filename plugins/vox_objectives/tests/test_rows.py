@@ -87,6 +87,16 @@ def test_only_what_differs_is_trained() -> None:
     assert said(DPO.examples(row)["rejected"]) == trained(*before, ("assistant", "No."))
 
 
+def test_a_call_before_the_answers_is_not_trained() -> None:
+    call = {"from": "function_call", "value": '{"name": "look", "arguments": {}}'}
+    start = [{"from": "human", "value": "Hi?"}, call, {"from": "observation", "value": "1"}]
+    row = {name: [*start, {"from": "gpt", "value": name}] for name in ("chosen", "rejected")}
+    record = read_row(json.dumps(DPO.examples(row)["chosen"]).encode())
+    assert record.messages
+    weights = [each.weight for each in record.messages if each.role == "assistant"]
+    assert weights == [0, None]
+
+
 def test_a_weight_within_the_prompt_does_not_count() -> None:
     ask = {**ASK, "train": True}
     row = {"chosen": [ask, GOOD], "rejected": [ask, BAD]}

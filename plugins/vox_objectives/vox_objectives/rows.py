@@ -26,7 +26,8 @@ PAIR = ("chosen", "rejected")
 PROMPTS = ("prompt", "instruction", "question")
 ANSWERS = ("completion", "response", "output", "answer")
 CHATS = ("messages", "turns", "conversations")
-_SPEAKERS = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")}
+_ASSISTANTS = ("gpt", "chatgpt", "bing", "bard", "function_call")
+_SPEAKERS = {"human": "user", **dict.fromkeys(_ASSISTANTS, "assistant")}
 _OWN = {*PAIR, *PROMPTS, "input", *ANSWERS, *CHATS, "text", "label"}
 
 
