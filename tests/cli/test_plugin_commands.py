@@ -229,6 +229,21 @@ def test_the_doctor_compares_hooks_with_the_manifest(site: Site, provides: str, 
     assert (code, "FAIL  hooks" in out, said in out) == (bool(said), bool(said), True)
 
 
+def test_the_doctor_goes_on_after_a_fault(site: Site) -> None:
+    commands = "".join(
+        f'[[commands]]\nname = "{name}"\nhelp = "h"\nentry = "vox_x_ill:{name}"\n'
+        for name in ("first", "second")
+    )
+    doctor = "@hookimpl\ndef vox_doctor():\n    raise ValueError('sick')\n"
+    site.add(
+        "ill", HOOKS + doctor, manifest=f'{PLUGIN}[provides]\nhooks = ["vox_event"]\n{commands}'
+    )
+    code, out, _ = vox("plugin", "doctor", "ill")
+    assert code == 1
+    for fault in ("vox_objective: never called", "vox first:", "vox second:", "ValueError: sick"):
+        assert fault in out
+
+
 def test_the_doctor_knows_optional_hooks_and_a_backend_that_is_not_declared(site: Site) -> None:
     newer = "@hookimpl(optionalhook=True)\ndef vox_newer(x):\n    pass\n"
     provides = '[provides]\nhooks = ["vox_event"]\nobjectives = ["mine"]\n'

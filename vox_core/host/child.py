@@ -95,16 +95,16 @@ def _checks(found: Found) -> list[Check]:
     except BackendError as fault:
         return [Check("code", False, fault.found or fault.what, found.upgrade_or_report)]
     implemented = [name for name in vars(hooks) if getattr(hooks, name).get_hookimpls()]
-    loaded = Check("code", True, f"loads; has {', '.join(sorted(implemented)) or 'no hooks'}")
+    checks = [Check("code", True, f"loads; has {', '.join(sorted(implemented)) or 'no hooks'}")]
     if found.manifest:
         if faults := [*_undeclared(found.manifest, hooks, {*implemented})]:
-            return [loaded, Check("hooks", False, "; ".join(faults), found.upgrade_or_report)]
+            checks.append(Check("hooks", False, "; ".join(faults), found.upgrade_or_report))
         for command in found.manifest.commands:
             try:
                 _require_command(command.entry)
             except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
                 words = f"vox {command.name}: {command.entry}: {format_error(error)}"
-                return [loaded, Check("command", False, words, found.upgrade_or_report)]
+                checks.append(Check("command", False, words, found.upgrade_or_report))
     try:
         own = [check for result in hooks.vox_doctor() for check in _checked(result)]
     except VoxError as error:  # in the user's terms already: a setting, a missing library
@@ -112,7 +112,7 @@ def _checks(found: Found) -> list[Check]:
         own = [Check("vox_doctor", False, said, error.remedy)]
     except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
         own = [Check("vox_doctor", False, format_error(error), "report it to the plugin's authors")]
-    return [loaded, *own]
+    return [*checks, *own]
 
 
 def _undeclared(manifest: Manifest, hooks: object, has: set[str]) -> Iterator[str]:
