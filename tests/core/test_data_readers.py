@@ -191,9 +191,9 @@ def test_cells_that_are_no_texts(tmp_path: Path) -> None:
 def test_labels_of_a_table_are_true_or_false(tmp_path: Path) -> None:
     """As pandas and datasets write them; only `kto` reads them."""
     path = tmp_path / "rows.csv"
-    path.write_text("prompt,completion,label\na,b,True\nc,d,false\ne,f,good\n")
+    path.write_text("prompt,completion,label\na,b,True\nc,d,false\ne,f,good\ng,h,1\n")
     lines = open_source(path).lines.read_text().splitlines()
-    assert [json.loads(line)["label"] for line in lines] == [True, False, "good"]
+    assert [json.loads(line)["label"] for line in lines] == [True, False, "good", True]
 
 
 # --- text -----------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from vox_core.text import hint
 PIECE = 4_000_000
 _NOT_TEXTS = ("messages", "turns", "conversations", "chosen", "rejected", "tools", "tags")
 _NUMBERS = ("rating", "difficulty")
-_LABELS = {"true": True, "false": False}
+_LABELS = {"true": True, "false": False, "1": True, "0": False}
 _SEPARATORS = {
     "\t": ("tabs", "name it .tsv, and it is read"),
     ";": (

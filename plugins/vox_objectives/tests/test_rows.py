@@ -130,7 +130,9 @@ def test_wrong_pairs(row: dict[str, Any], message: str) -> None:
         DPO.examples(row)
 
 
-@pytest.mark.parametrize(("label", "side"), [(True, "chosen"), (False, "rejected")])
+@pytest.mark.parametrize(
+    ("label", "side"), [(True, "chosen"), (False, "rejected"), (1, "chosen"), (0, "rejected")]
+)
 @pytest.mark.parametrize(
     "row",
     [
@@ -151,6 +153,7 @@ def test_unpaired_rows(row: dict[str, Any], label: bool, side: str) -> None:
     [
         ({"prompt": "Hi?", "completion": "Hello."}, "found no label"),
         ({"prompt": "Hi?", "completion": "Hello.", "label": "good"}, "found the label 'good'"),
+        ({"prompt": "Hi?", "completion": "Hello.", "label": 2}, "found the label 2"),
         ({"prompt": "Hi?", "label": True}, "found no answer"),
         ({"completion": "Hello.", "label": True}, 'no "prompt"'),
         ({"messages": [ASK], "label": True}, "without an answer"),

@@ -71,7 +71,7 @@ def judged(row: Row) -> dict[str, Row]:
     """
     if any(row.get(name) is not None for name in PAIR):
         return pair(row)
-    if not isinstance(label := row.get("label"), bool):
+    if (label := row.get("label")) not in (True, False):  # 1 and 0, too
         found = "no label" if label is None else f"the label {label!r}"
         raise ValueError(f'found {found}, expected "label": true or false, or a pair')
     prompt, answer = _single(row)
