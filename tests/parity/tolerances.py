@@ -9,14 +9,16 @@ makes: test_traps.py has the mistakes.
 
 from __future__ import annotations
 
-# Relative Frobenius norm of (T, V). Noise 7.3e-7.
+# Relative Frobenius norm of (T, V). Noise 1.3e-6.
 LOGITS = 1e-5
 # Relative, at each of 20 steps. Noise 1.8e-7; DESIGN.md, "The seam", promises 1e-5.
 LOSS = 1e-5
 # Relative, at each of 20 steps. Noise 8.5e-7.
 GRADIENT_NORM = 1e-5
-# Relative Frobenius norm over all of A's, or of B's. Noise 1.9e-6.
-GRADIENT = 1e-5
+# Relative Frobenius norm over all of A's, or of B's. Noise 1.3e-6; of qwen3_5 with rsLoRA 8.3e-6 on
+# `cpu`, as much as transformers and PEFT themselves have there, and 2.6e-6 on `mlx`. The most is in
+# the projection that decides the decay of its linear attention.
+GRADIENT = 4e-5
 # First and second moments after 20 steps, likewise. Noise 1.5e-6. torch's fused AdamW computes
 # 1 - beta2 in float32 on CUDA: 0.999 is rounded first, and second moments are 1.29e-5 too small.
 MOMENTS = {"mlx": 1e-5, "cuda": 2e-5}

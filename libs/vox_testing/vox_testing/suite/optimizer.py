@@ -107,7 +107,8 @@ def _updated(
 @pytest.mark.parametrize("weight", [np.inf, np.nan, 3e38])
 def test_a_gradient_that_is_not_finite_changes_nothing(vox_subject: Subject, weight: float) -> None:
     """Values and moments keep their bits, the norm that is returned is not finite, and what was
-    accumulated is forgotten. Weights of 3e38 give a finite loss."""
+    accumulated is forgotten. Weights of 3e38 give a finite loss, and a finite norm where gradients
+    are wider than float32."""
     start, good = stirred(vox_subject.train(curve(2)).state), batch(documents(2))
     with vox_subject.learning(start=start) as trainer:
         expected = gradient(trainer, good)
@@ -115,7 +116,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(vox_subject: Subject, wei
         for some in (good, _weighing(good, weight)):
             trainer.accumulate(some, 0, NAME)
         norm = trainer.update(Update(3, 1e-3, 1.0, clip=1.0, weight_decay=0.1), NAME)
-        assert not np.isfinite(norm)
+        if np.isfinite(norm):
+            assert weight == 3e38 and norm > np.finfo(np.float32).max
+            return
         require_same(trainer.state(NAME), before)
         assert apart(gradient(trainer, good), expected) < vox_subject.tolerance.gradient
 
