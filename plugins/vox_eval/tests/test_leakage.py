@@ -63,6 +63,23 @@ def test_nearly_the_same_question_has_leaked(leaks) -> None:
     assert leak.similarity == pytest.approx(15 / 16)
 
 
+@pytest.mark.parametrize("turns", [["{}", "Yes", "Thanks a lot", "Welcome"], ["Hi", "Hello", "{}"]])
+def test_a_question_of_any_turn_has_leaked(leaks, turns) -> None:
+    roles = ("user", "assistant")
+    said = [turn.format(LONG.format(3, 4)) for turn in [*turns, *["Seven"] * (len(turns) % 2)]]
+    messages = [{"role": roles[at % 2], "content": each} for at, each in enumerate(said)]
+    (leak,) = leaks([{"messages": messages}], [LONG.format(3, 4), "Where am I?"]).leaks
+    assert leak.similarity == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["挪威王国的首都是哪一座城市它位于哪里", "ノルウェーの首都はどの都市ですか"]
+)
+def test_nearly_the_same_question_in_a_script_without_spaces(leaks, text) -> None:
+    (leak,) = leaks([pair(text + "?")], [text, "今天的天气怎么样"]).leaks
+    assert 0.8 < leak.similarity < 1
+
+
 def test_a_common_instruction_is_no_leak(leaks) -> None:
     trained = [pair(LONG.format(n, 100 + n)) for n in range(30)]
     questions = [LONG.format(n, 300 + n) for n in range(30)]

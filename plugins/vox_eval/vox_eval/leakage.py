@@ -2,7 +2,7 @@
 
 A run's plan.json names its training rows: the files by SHA-256, and the settings that chose among
 them. The search goes on with the run that it started from (`--adapter`), or whose weights are its
-base model. A row of the suite has leaked if its question is that of a training row, without case
+base model. A row of the suite has leaked if its question is one of a training row, without case
 and white space, or if their sequences of three words have a Jaccard similarity of `NEAR` (Broder
 1997, "On the resemblance and containment of documents"). Sequences that more than a tenth of a
 task's rows have, such as those of a common instruction, count for nothing. The search is exact.
@@ -30,7 +30,9 @@ NEAR = 0.8
 COMMON = 0.1
 """Share of a task's rows that have a sequence of its instructions."""
 WORDS = 3
-_WORD = re.compile(r"\w+|[^\w\s]")
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
+"""Characters of scripts without spaces between words (Thai to Chinese), each of which is a word."""
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+|[^\w\s]")
 Words: TypeAlias = tuple[str, ...]
 
 
@@ -154,10 +156,13 @@ class _Index:
                     table[key].append(number)
 
     def compare(self, record: Record, place: str) -> None:
-        """Note the rows of the suite that a training row is like, in its question or as a whole."""
+        """Note the rows of the suite that a training row is like: in a question, alone or with the
+        turns before it, or as a whole."""
         messages = [{"role": m.role, "content": m.content} for m in record.messages or ()]
-        texts = [record.text] if record.text else [_joined(messages[:-1]), _joined(messages)]
-        for words in map(_words, texts):
+        asked = [at for at, each in enumerate(messages) if each["role"] == "user"]
+        parts = [part for at in asked for part in (messages[at : at + 1], messages[: at + 1])]
+        texts = [record.text] if record.text else map(_joined, [*parts, messages[:-1], messages])
+        for words in dict.fromkeys(map(_words, texts)):
             own = _sequences(words) - self._common
             shared = Counter(at for each in own for at in self._having.get(each, ()))
             like = {at: n / (len(own) + self.rows[at][2] - n) for at, n in shared.items()}
