@@ -161,6 +161,17 @@ def test_records_whose_decision_was_written_by_hand(vox, records) -> None:
     assert "by other findings" in vox("promote", rewritten(folder, facts), "--verify").err
 
 
+@pytest.mark.parametrize(("roundoff", "code"), [(1e-15, 0), (1e-4, 1)])
+def test_another_processor_adds_in_another_order(vox, records, monkeypatch, roundoff, code) -> None:
+    """As OpenBLAS does on processors with and without AVX-512."""
+    from vox_eval import gate, scorecard, statistics
+
+    folder, _ = records
+    for module in (gate, scorecard):
+        monkeypatch.setattr(module, "mean", lambda *a: statistics.mean(*a) * (1 + roundoff))
+    assert vox("promote", folder, "--verify").code == code
+
+
 def test_records_with_a_digest_made_anew_are_not_those_of_the_registry(vox, records) -> None:
     """Or, without the registry, not those of the folder's name."""
     folder, facts = records

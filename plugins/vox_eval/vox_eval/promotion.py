@@ -34,7 +34,7 @@ from vox_eval.evaluation import Evaluated, evaluate
 from vox_eval.gate import Decision, Evidence, Gate, decide, foretell, read_gate
 from vox_eval.leakage import Leakage, find_leakage
 from vox_eval.page import PAGE
-from vox_eval.scorecard import EVALUATION, SAMPLES, SCORECARD, Scorecard, stored_scorecard
+from vox_eval.scorecard import EVALUATION, SAMPLES, SCORECARD, Scorecard, alike, stored_scorecard
 from vox_eval.suites import Suite, read_suites
 
 PROMOTION = "promotion.json"
@@ -393,7 +393,7 @@ def verify(reference: str) -> tuple[Decision, Path]:
     if not faults:
         try:
             decision = _decided(folder, facts)
-            if json.loads(json.dumps(asdict(decision))) == facts["decision"]:
+            if alike(json.loads(json.dumps(asdict(decision))), facts["decision"]):
                 return decision, folder
             faults = [f"the records decide {decision.answer!r}, or by other findings"]
         except (ValueError, TypeError, KeyError) as error:
