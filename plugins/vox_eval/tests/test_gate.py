@@ -289,6 +289,8 @@ def test_a_faulty_gate(write, text, fault) -> None:
         ({"task": "none"}, "there is no task 'none'; there are say, warm, pick, text"),
         ({"task": "pick"}, "task 'pick': 3 rows are too few"),
         ({"task": "say", "superior": None, "not-inferior": 0.1}, "5 rows are too few"),
+        ({"task": "say", "superior": 5}, "'superior, 5 matters' of scores of 0 and 1"),
+        ({"task": "say", "superior": None, "not-inferior": 3}, "write 0.05 for 5 %"),
     ],
 )
 def test_a_gate_that_no_outcome_can_decide(suite, changed, fault) -> None:

@@ -262,9 +262,9 @@ def foretell(gate: Gate, suite: Suite, where: object) -> list[str]:
     for each in gate.require:
         if each.task not in tasks:
             faults.append(f"there is no task {each.task!r}; there are {', '.join(tasks)}")
-        elif (rows := units(task := tasks[each.task])) < (
-            least := each.fewest(binary=_binary(gate, task))
-        ):
+        elif (task := tasks[each.task]).scorer.binary and (each.superior or -each.bound) >= 1:
+            faults.append(f"task {each.task!r}: '{each}' of scores of 0 and 1; write 0.05 for 5 %")
+        elif (rows := units(task)) < (least := each.fewest(binary=_binary(gate, task))):
             what = f"{rows} rows are" if rows > 1 else "rows of one source are"
             need = f"{least} in each of {gate.parts} cycles" if gate.parts > 1 else f"{least}"
             faults.append(
