@@ -333,6 +333,26 @@ def test_rolling_back_goes_back_one_promotion_at_a_time(vox) -> None:
     assert (done.code, "did you mean production?" in done.err) == (2, True)
 
 
+def test_a_name_that_is_hidden_or_broken_does_not_keep_the_others_from_the_list(vox) -> None:
+    for each in ("production", "staging", "test"):
+        move(each, "a", "a")
+    Path("staging").mkdir()
+    Path("registry/test.json").write_text("{")
+    done = vox("registry", "list")
+    lines = [line.split()[:2] for line in done.out.splitlines()[1:]]
+    assert (done.code, lines) == (0, [["production", "a"], ["staging", "hidden"], ["test", "the"]])
+    for command in ("show", "rollback"):
+        assert "means something else" in vox("registry", command, "staging").err
+
+
+def test_nothing_is_rolled_back_to_a_run_that_is_gone(vox, tmp_path) -> None:
+    move("production", str(tmp_path / "gone"), "a")
+    move("production", "b", "b")
+    done = vox("registry", "rollback", "production")
+    assert (done.code, "the model before is gone" in done.err) == (2, True)
+    assert digest_of(Path("registry/production.json")) == "b"
+
+
 def test_a_model_that_was_promoted_twice_is_rolled_back_once() -> None:
     """As with --over another model than the current one."""
     for each in ("a", "b", "b"):

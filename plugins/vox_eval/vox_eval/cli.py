@@ -288,12 +288,13 @@ def registry() -> None:
 def list_names(as_json: bool) -> None:
     """List the names in the registry with their models."""
     own = _registry()
-    found = {name: own.current(name) or {} for name in own.names()}
+    found = {name: own.listed(name) for name in own.names()}
     if as_json:
         print_json(found)
     else:
         keys = "reference", "title", "time"
-        print_columns([("name", *keys), *((n, *(e[k] for k in keys)) for n, e in found.items())])
+        rows = [(n, *(e.get(k, "") for k in keys), e.get("error", "")) for n, e in found.items()]
+        print_columns([("name", *keys, ""), *rows])
 
 
 @registry.command("show", params=[_name(), json_option()])
@@ -302,6 +303,7 @@ def show(name: str, as_json: bool) -> None:
     own = _registry()
     found = own.history(name)
     if not found:
+        own.require_name(name)
         there = ", ".join(own.names()) or "no name"
         raise own.fault(name, "the registry has no such name", there, "name one of these")
     if as_json:

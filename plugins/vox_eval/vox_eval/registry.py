@@ -57,6 +57,14 @@ def current(name: str) -> dict[str, Any] | None:
     return entries[-1] if entries else None
 
 
+def listed(name: str) -> dict[str, Any]:
+    """Return what a name stands for, or an `error` of this name alone."""
+    try:
+        return current(name) or {"error": "hidden by a file or folder of this name"}
+    except ModelError as error:
+        return {"error": f"{error.what}: {error.found}"}
+
+
 def require_name(name: str) -> None:
     """Refuse a name that commands would take for something else.
 
@@ -65,8 +73,8 @@ def require_name(name: str) -> None:
     """
     taken = f"a file or folder, {Path(name).absolute()}" if Path(name).exists() else ""
     if name in known().models or taken:
-        what = "a model cannot be promoted under this name: it means something else"
-        raise fault(name, what, taken or "a model of the catalog", "choose another one")
+        what = "the name cannot stand for a promoted model: it means something else"
+        raise fault(name, what, taken or "a model of the catalog", "choose another name")
 
 
 _AGAIN = "run the command again; it compares with the model that is there then"
@@ -114,9 +122,10 @@ def roll_back(name: str) -> str:
         The reference that it stands for now.
 
     Raises:
-        ModelError: M009, there is no such name, or nothing before.
+        ModelError: M009, there is no such name, or nothing before, or that is gone.
     """
     if not history(name):  # before a folder is made for the lock
+        require_name(name)
         raise _nothing_before(name, 0)
     with _held(name):
         stack = list[dict[str, Any]]()
@@ -126,6 +135,10 @@ def roll_back(name: str) -> str:
             stack += [] if "rolled_back" in each else [each]
         if len(stack) < 2:
             raise _nothing_before(name, len(stack))
+        before = Path(stack[-2]["reference"])
+        if before.is_absolute() and not before.exists():
+            what, remedy = "the model before is gone", "restore it, or promote another model"
+            raise fault(name, what, before, remedy)
         move(name, **{**stack[-2], "rolled_back": stack[-1]["digest"]})
     return str(stack[-2]["reference"])
 
