@@ -156,13 +156,11 @@ class _Index:
                     table[key].append(number)
 
     def compare(self, record: Record, place: str) -> None:
-        """Note the rows of the suite that a training row is like: in a question, alone or with the
-        turns before it, or as a whole."""
+        """Note the rows of the suite that a training row is like: in a turn, alone or with those
+        before it."""
         messages = [{"role": m.role, "content": m.content} for m in record.messages or ()]
-        asked = [at for at, each in enumerate(messages) if each["role"] == "user"]
-        parts = [part for at in asked for part in (messages[at : at + 1], messages[: at + 1])]
-        texts = [record.text] if record.text else map(_joined, [*parts, messages[:-1], messages])
-        for words in dict.fromkeys(map(_words, texts)):
+        turns = [messages[start : at + 1] for at in range(len(messages)) for start in (0, at)]
+        for words in dict.fromkeys(map(_words, [record.text or "", *map(_joined, turns)])):
             own = _sequences(words) - self._common
             shared = Counter(at for each in own for at in self._having.get(each, ()))
             like = {at: n / (len(own) + self.rows[at][2] - n) for at, n in shared.items()}

@@ -137,8 +137,7 @@ def roll_back(name: str) -> str:
             raise _nothing_before(name, len(stack))
         before = Path(stack[-2]["reference"])
         if before.is_absolute() and not before.exists():
-            what, remedy = "the model before is gone", "restore it, or promote another model"
-            raise fault(name, what, before, remedy)
+            raise fault(name, "the model before is gone", before, "restore it, or promote another")
         move(name, **{**stack[-2], "rolled_back": stack[-1]["digest"]})
     return str(stack[-2]["reference"])
 
