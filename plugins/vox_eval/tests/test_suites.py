@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from vox_core.errors import VoxError
+from vox_eval.scorecard import units
 from vox_eval.suites import read_suites
 
 ROW = {"prompt": "2 + 2?", "ideal": "4"}
@@ -145,6 +148,21 @@ def test_two_tasks_of_one_id(read) -> None:
     with pytest.raises(VoxError, match="suite is invalid") as caught:
         read(ROW, more='[[task]]\nid = "t"\nrows = "rows.jsonl"\nscorer = "exact"')
     assert faults(caught) == "two tasks have the id 't'"
+
+
+def test_two_tasks_of_one_id_in_a_suite_of_a_package(monkeypatch) -> None:
+    """As `reasoning-gym:chain_sum,chain_sum?seed=1` has them."""
+    table = {"id": "t", "scorer": "exact", "rows": [ROW]}
+    made = SimpleNamespace(name="made", load=lambda: lambda part, model: [table, table])
+    monkeypatch.setattr("vox_eval.suites.entry_points", lambda group: [made])
+    with pytest.raises(VoxError, match="suite is invalid") as caught:
+        read_suites([Path("made:t,t")])
+    assert faults(caught) == "two tasks have the id 't'"
+
+
+def test_an_empty_source_is_none(read) -> None:
+    (task,) = read({**ROW, "source": ""}, {**ROW, "source": ""}, {**ROW, "source": "a"}).tasks
+    assert units(task) == 3
 
 
 def test_no_suite(tmp_path) -> None:

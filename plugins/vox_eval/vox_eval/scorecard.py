@@ -182,7 +182,7 @@ def values_of(
 def source_of(row: Mapping[str, Any]) -> str | None:
     """Return the source that a row names."""
     source = row.get("source")
-    return None if source is None else str(source)
+    return None if source in (None, "") else str(source)
 
 
 def units(task: Task) -> int:

@@ -186,6 +186,9 @@ def read_suites(paths: Sequence[Path], limit: int = 0, model: str = "") -> Suite
     names = [each.name for each in files]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise _invalid(", ".join(map(str, paths)), [f"two suites are called {twice!r}"])
+    for path, ids in zip(paths, ([task.id for task in each.task] for each in files), strict=True):
+        if twice := [id for id in dict.fromkeys(ids) if ids.count(id) > 1]:
+            raise _invalid(path, [f"two tasks have the id {id!r}" for id in twice])
     scorers = [_scorers(*each) for each in zip(paths, files, strict=True)]
     tasks = []
     for path, file, found in zip(paths, files, scorers, strict=True):
@@ -219,9 +222,6 @@ def _read_file(path: Path, model: str) -> SuiteFile:
         suite = SuiteFile.model_validate(table)
     except ValidationError as error:
         raise _invalid(path, settings_faults(SuiteFile, error)) from error
-    ids = [task.id for task in suite.task]
-    if twice := [id for id in dict.fromkeys(ids) if ids.count(id) > 1]:
-        raise _invalid(path, [f"two tasks have the id {id!r}" for id in twice])
     return suite
 
 
