@@ -92,6 +92,8 @@ def test_what_is_no_conversation_is_refused(trained: vox.Run) -> None:
         ]:
             with pytest.raises(DataError, match=words):
                 model.chat(messages)
+        silent = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "\n"}]
+        assert isinstance(model.chat([*silent, *silent[:1]]), str)
 
 
 def test_a_run_is_merged_and_the_result_is_a_model(trained: vox.Run, capfd) -> None:

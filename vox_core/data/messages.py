@@ -113,7 +113,7 @@ def conversation(turns: Sequence[Turn], *, answered: bool = True) -> tuple[Messa
     Raises:
         RowError: with every fault of the messages or, if there is none, of their order.
     """
-    messages = all_of(*(partial(_message, turn) for turn in turns))
+    messages = all_of(*(partial(_message, turn, answered) for turn in turns))
     faults = list(_order_faults([turn.place for turn in turns], messages))
     if answered and "assistant" not in (roles := [message.role for message in messages]):
         found = f"no assistant message (roles: {', '.join(roles) or 'none'})"
@@ -130,11 +130,10 @@ def require_conversation(messages: Sequence[object]) -> None:
             raise faulty("empty", ("messages",), "no message", "one or more")
     except RowError as error:
         what, remedy = "this is no conversation", "give each message a role and content"
-        faults = [str(each) for each in error.faults]
-        raise DataError("D003", what, faults=faults, remedy=remedy) from error
+        raise DataError("D003", what, faults=[*map(str, error.faults)], remedy=remedy) from error
 
 
-def _message(turn: Turn) -> Message:
+def _message(turn: Turn, answered: bool = True) -> Message:
     place = turn.place
     item = typed(turn.value, dict, place)
     role_key, content_key = ("from", "value") if turn.sharegpt else ("role", "content")
@@ -152,7 +151,8 @@ def _message(turn: Turn) -> Message:
     at = (*place, content_key)
     if isinstance(content, list):
         content = "".join(_part(part, (*at, index)) for index, part in enumerate(content))
-    may_be_blank = role in _MAY_BE_BLANK or "tool_calls" in extra
+    silent = role == "assistant" and not answered  # a model may have said nothing
+    may_be_blank = silent or role in _MAY_BE_BLANK or "tool_calls" in extra
     text = text_of(content, at, "" if may_be_blank else f"text of the {role}")
     return Message(role, text, extra or None, weight)
 

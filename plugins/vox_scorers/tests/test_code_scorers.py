@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vox_core.api.commands import EvalSettings
+from vox_core.api.generating import OpenModel
 from vox_core.errors import ConfigError, TrainingError
 from vox_eval import Example, Output, Score, Scorer, ScorerSpec, UnusableScorer
 from vox_eval.evaluation import evaluate_and_compare
@@ -156,6 +158,18 @@ def test_an_answer_that_is_not_right_goes_back_to_the_model(lines, write) -> Non
     said = second[0]["turns"][1]
     assert said.startswith("This is not right:\n\nnot equal to 'nothing'\n\nCorrect it")
     assert task.score == 0.25
+
+
+def test_an_empty_answer_goes_back_to_the_model_too(lines, write, monkeypatch) -> None:
+    replies = OpenModel.replies
+
+    def silent(model: OpenModel, questions: Any, **given: Any) -> Any:
+        return ((at, replace(each, text="")) for at, each in replies(model, questions, **given))
+
+    monkeypatch.setattr(OpenModel, "replies", silent)
+    write("rows.jsonl", {"prompt": "Say 1.", "ideal": "nothing"})
+    ((line,), _) = lines("out")
+    assert [line["turns"][0], line["turns"][2], line["answer"]] == ["", "", ""]
 
 
 def test_a_conversation_that_grows_too_long_ends(lines, write) -> None:
