@@ -187,8 +187,8 @@ def read_suites(paths: Sequence[Path], limit: int = 0, model: str = "") -> Suite
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise _invalid(", ".join(map(str, paths)), [f"two suites are called {twice!r}"])
     for path, ids in zip(paths, ([task.id for task in each.task] for each in files), strict=True):
-        if twice := [id for id in dict.fromkeys(ids) if ids.count(id) > 1]:
-            raise _invalid(path, [f"two tasks have the id {id!r}" for id in twice])
+        if same := [id for id in dict.fromkeys(ids) if ids.count(id) > 1]:
+            raise _invalid(path, [f"two tasks have the id {id!r}" for id in same])
     scorers = [_scorers(*each) for each in zip(paths, files, strict=True)]
     tasks = []
     for path, file, found in zip(paths, files, scorers, strict=True):
