@@ -80,6 +80,12 @@ def test_bootstrap_is_scipys_up_to_its_noise():
     assert bootstrap(values, np.ones(80)) == pytest.approx(tuple(found), abs=0.02)
 
 
+def test_bootstrap_of_equal_values_says_nothing():
+    for values in ([0.0], [0.0] * 80, [1.0] * 3):
+        assert bootstrap(np.array(values), np.ones(len(values))) is None
+    assert bootstrap(np.array([0.0] * 79 + [1.0]), np.ones(80)) is not None
+
+
 def test_bootstrap_of_weighted_examples_is_that_of_a_ratio():
     rng = np.random.default_rng(3)
     weights, values = rng.integers(1, 9, 60).astype(float), rng.normal(size=60)

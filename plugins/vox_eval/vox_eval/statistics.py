@@ -70,9 +70,9 @@ def bootstrap(values_N: Doubles, weights_N: Doubles, level: float = LEVEL) -> In
     """Return the percentile interval of a weighted mean (Efron & Tibshirani 1993, "An Introduction
     to the Bootstrap", chapter 13). Of paired differences, it is the paired bootstrap.
 
-    None of a single value: it says nothing about the next, and its resamples are all the same."""
+    None of equal values, or of one: they say nothing about others; all resamples are the same."""
     products_N, size = weights_N * values_N, len(values_N)
-    if size == 1:
+    if values_N.min() == values_N.max():
         return None
     rng, means = np.random.default_rng(SEED), list[Doubles]()
     for count in _portions(size):
