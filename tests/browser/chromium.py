@@ -130,13 +130,16 @@ class Page:
         self.send("Input.insertText", text=text)
 
     def point(self, selector: str) -> None:
-        """Move the mouse over the first such element."""
-        box = self.evaluate(
-            f"(() => {{ const e = document.querySelector({selector!r}); "
-            "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect(); "
-            "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+        """Move the mouse over the first such element, once the page has stopped scrolling to it."""
+        scrolled = (
+            f"(async () => {{ const e = document.querySelector({selector!r}); "
+            "e.scrollIntoView({block: 'center'}); "
+            "for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame); "
+            "const b = e.getClientRects()[0]; return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
-        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+        how = {"expression": scrolled, "awaitPromise": True, "returnByValue": True}
+        x, y = self.send("Runtime.evaluate", **how)["result"]["value"]
+        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def click(self, selector: str) -> None:
         self.evaluate(f"document.querySelector({selector!r}).click()")
