@@ -8,12 +8,14 @@ import pytest
 
 from tests.run.conftest import TALK
 from tests.run.lines import read
+from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import ConfigError
 from vox_core.run.progress import StepMetrics
 from vox_core.run.rollouts import Rollouts, margin
 from vox_core.run.run_plan import plan_run
 from vox_core.run.train import train
 from vox_core.text import losses
+from vox_testing.tiny import make_model
 
 
 @pytest.fixture
@@ -94,6 +96,27 @@ def test_the_margin_is_that_of_a_mean():
 def test_a_run_on_own_answers_counts_prompts(tiny, settings, rewarded):
     first, *_ = plan_run(settings(tiny("llama"), **rewarded)).notices()
     assert first.message == "6 prompts; 1 step"
+
+
+def test_a_prompt_without_a_template_has_no_character_of_the_answer(
+    tmp_path, settings, rewarded, monkeypatch
+):
+    """Byte-pair encoding joins the prompt's last space and the answer's first letters."""
+    base = make_model("llama", tmp_path / "base")
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (base / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((base / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["\u0120I"] = vocabulary.pop("\u00ff")  # the byte 255 is in no text
+    tokenizer["model"]["merges"] = [["\u0120", "I"]]
+    (base / "tokenizer.json").write_text(json.dumps(tokenizer))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "Say ", "completion": "It is.", "level": 0}\n')
+    prompts, prompt = [], Rollouts._prompt
+    monkeypatch.setattr(Rollouts, "_prompt", lambda *a: prompts.append(prompt(*a)) or prompts[-1])
+    train(settings(base, **{**rewarded, "data": (str(rows),), "valid": None}))
+    assert [load_tokenizer(base).decode(each) for each in prompts] == ["Say "]
 
 
 def test_a_reward_uses_every_field_of_a_row(tiny, settings, rewarded):

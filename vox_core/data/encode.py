@@ -131,6 +131,11 @@ class Encoder:
             for row in rows
         ]
 
+    def prompt(self, record: Record) -> list[int]:
+        """Tokens of a plain prompt, none of which has the answer's first characters in it."""
+        text = "".join(message.content for message in (record.messages or ())[:-1])
+        return [*self._prefix, *tokenise(self.tokenizer, [text])[0].ids_T.tolist()]
+
     def _rendered(self, record: Record) -> Encoded:
         if record.kind == "preference":  # for objectives that compare two answers
             return Encoded(record, dropped="preference pair")
@@ -166,13 +171,12 @@ class Encoder:
         weights_T, ends = _mask(tokens, is_end_T, text.spans)
         if text.templated:
             return tokens.ids_T, weights_T, [end for end in ends if end > 1]
-        before = self._prefix
         after = self._suffix if tokens.ids_T[-1:].tolist() != self._suffix[-1:] else []
         closing = text.spans[-1].weight if text.spans else 0
         weights_T = np.concatenate(
-            [np.zeros(len(before)), weights_T, np.full(len(after), closing)], dtype=np.float32
+            [np.zeros(len(self._prefix)), weights_T, np.full(len(after), closing)], dtype=np.float32
         )
-        tokens_T = np.array([*before, *tokens.ids_T.tolist(), *after], np.int32)
+        tokens_T = np.array([*self._prefix, *tokens.ids_T.tolist(), *after], np.int32)
         closed = self._suffix and closing and len(tokens_T) > 1
         return tokens_T, weights_T, [len(tokens_T)] if closed else []
 

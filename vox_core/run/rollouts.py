@@ -31,9 +31,11 @@ from vox_core import files
 from vox_core.contract import Batch, DType, Floats, Place, Step, Trainer, Validation, World
 from vox_core.data.batching import StepBatches, documents_of_step, grouped
 from vox_core.data.checked import cut
+from vox_core.data.encode import Encoder
 from vox_core.data.formats import place_of
 from vox_core.data.json_rows import parse_object
-from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
+from vox_core.data.rows import parse_row
+from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import TrainingError
 from vox_core.host.load import format_error, raised_at
 from vox_core.run.folder import ROLLOUTS
@@ -88,8 +90,8 @@ class Rollouts:
         self._plan, self._trainer, self._reference = plan, trainer, reference
         self._world = world
         self._reward = plan.inputs.reward
-        self._tokenizer = load_tokenizer(plan.inputs.model.tokenizer)
-        self._ends = end_of_turn_ids(self._tokenizer)
+        self._encoder = Encoder(load_tokenizer(plan.inputs.model.tokenizer), plan.contract.seq_len)
+        self._ends = self._encoder.renderer.end_of_turn
         self._rows = rows_of(plan)
         self._positions = positions(plan.inputs.config)
         # How many rows at once decides the last bits, so it does not go by the memory that is free.
@@ -98,10 +100,9 @@ class Rollouts:
         self.metrics: Mapping[str, float] = {}
 
     def batches(self, number: int) -> StepBatches:
-        """Sample the answers of the step `number`, and judge them; those before, for a further
-        update on them."""
-        plan, contract, data = self._plan, self._plan.contract, self._plan.data.train
-        turn, again = divmod(number - 1, plan.settings.updates)
+        """Sample and judge the answers of step `number`, or return those it updates on again."""
+        made, contract, data = self._plan.settings, self._plan.contract, self._plan.data.train
+        turn, again = divmod(number - 1, made.updates)
         if again:
             assert self._sampled is not None, "a run resumes where its answers were sampled"
             return self._sampled
@@ -109,11 +110,7 @@ class Rollouts:
             data.groups, contract.batch_size, contract.seed, turn + 1, data.ordering
         )
         answers = self._sample(
-            data,
-            chosen.tolist(),
-            turn + 1,
-            plan.settings.rollouts,
-            plan.settings.rollout_temperature,
+            data, chosen.tolist(), turn + 1, made.rollouts, made.rollout_temperature
         )
         rewards = self._judged(data, answers)
         self._record(number, data, answers, rewards)
@@ -142,15 +139,13 @@ class Rollouts:
     def _sample(
         self, data: Dataset, documents: Sequence[int], turn: int, count: int, temperature: float
     ) -> list[Rollout]:
-        seed = self._plan.contract.seed
         prompts = []
         for place, document in enumerate(documents):
             prompt = self._prompt(data, document)
-            first = Sampling(self._room(prompt), temperature, seed=seed)
-            for number in range(count):
-                row = (turn * len(documents) + place) * count + number
-                sampling = replace(first, row=row)
-                prompts.append(Prompt(prompt, sampling, self._ends.__contains__, NAME))
+            first = Sampling(self._room(prompt), temperature, seed=self._plan.contract.seed)
+            start = (turn * len(documents) + place) * count
+            sampled = (replace(first, row=row) for row in range(start, start + count))
+            prompts += [Prompt(prompt, each, self._ends.__contains__, NAME) for each in sampled]
         tokens, scores = [[*each.tokens] for each in prompts], [list[float]() for _ in prompts]
         for token in self._generator.generate(prompts, log_probs=True):
             tokens[token.row].append(token.id)
@@ -171,11 +166,13 @@ class Rollouts:
         return wanted if self._positions is None else min(wanted, self._positions - len(prompt))
 
     def _text(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        return str(self._encoder.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _prompt(self, data: Dataset, document: int) -> list[int]:
         """Return the tokens before the last stretch that the row trains: its last answer."""
-        found = data[document]
+        found, place = data[document], _place(data, document)
+        if self._encoder.renderer.template is None:
+            return self._encoder.prompt(parse_row(dict(self._rows[place]), *place))
         trained_T = found.weights_T != 0
         begins_T = trained_T & ~np.append(False, trained_T[:-1])
         prompt: list[int] = found.tokens_T[: np.flatnonzero(begins_T)[-1]].tolist()
