@@ -138,3 +138,36 @@ def test_a_callable_without_a_signature_is_a_function(tmp_path):
     file = tmp_path / "judge.py"
     file.write_text("judge = max\n")
     rewards.reward_of(f"{file}:judge").close()
+
+
+@pytest.mark.parametrize(
+    ("returned", "reward"),
+    [("numpy.float32(0.5)", 0.5), ("numpy.bool_(True)", 1.0), ("True", 1.0), ("2", 2.0)],
+)
+def test_a_reward_may_be_any_number(tmp_path, returned, reward):
+    file = tmp_path / "judge.py"
+    file.write_text(f"import numpy\n\ndef judge(row, answer):\n    return {returned}\n")
+    judge = rewards.reward_of(f"{file}:judge")
+    assert judge.judge({}, "") == reward
+    judge.close()
+
+
+@pytest.mark.parametrize("returned", ["None", "'1'", "[1.0]", "1j"])
+def test_a_reward_that_is_no_number_is_refused(tmp_path, returned):
+    file = tmp_path / "judge.py"
+    file.write_text(f"def judge(row, answer):\n    return {returned}\n")
+    judge = rewards.reward_of(f"{file}:judge")
+    with pytest.raises(ValueError, match="which is no number"):
+        judge.judge({}, "")
+    judge.close()
+
+
+def test_a_function_imports_the_files_beside_its_own(tmp_path):
+    (tmp_path / "beside_judge.py").write_text("def length(text):\n    return len(text)\n")
+    file = tmp_path / "judge.py"
+    file.write_text(
+        "from beside_judge import length\n\ndef judge(row, answer):\n    return length(answer)\n"
+    )
+    judge = rewards.reward_of(f"{file}:judge")
+    assert judge.judge({}, "four") == 4.0
+    judge.close()

@@ -230,6 +230,7 @@ _CHILD = """
 import contextlib, inspect, json, os, runpy, sys, traceback
 told = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what the function prints is no answer
+sys.path.insert(0, os.path.dirname(sys.argv[1]))  # as Python does for a script
 
 def tell(**values):
     print(json.dumps(values), file=told, flush=True)
@@ -260,12 +261,10 @@ for line in sys.stdin:
     question = json.loads(line)
     try:
         reward = function(question["row"], question["answer"])
-        if isinstance(reward, bool):
-            reward = float(reward)
-        if not isinstance(reward, (int, float)):
-            tell(fault=f"returned {reward!r:.40}, which is no number")
+        if hasattr(reward, "__float__"):  # NumPy's and torch's numbers, too
+            tell(reward=float(reward))
         else:
-            tell(reward=reward)
+            tell(fault=f"returned {reward!r:.40}, which is no number")
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         last = ([each for each in frames if each.filename == sys.argv[1]] or frames)[-1]
