@@ -268,6 +268,41 @@ def test_faults_of_the_metadata_come_together(tmp_path: Path) -> None:
     assert "llama.rope.scaling.type: found yarn" in said
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "fault"),
+    [
+        ("attention.head_count_kv", 0, "head_count_kv: found 0, expected a number above 0"),
+        ("attention.head_count_kv", 4, "blk.1.attn_k.weight: found [16, 32], expected [32, 32]"),
+        ("feed_forward_length", 40, "blk.0.ffn_down.weight: found [32, 48], expected [32, 40]"),
+        ("rope.dimension_count", 4, "found 4, expected the width of a head, 8"),
+    ],
+)
+def test_metadata_of_another_model_are_refused(
+    tmp_path: Path, key: str, value: int, fault: str
+) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop(f"llama.{key}", None)
+        writer.add_uint32(f"llama.{key}", value)
+
+    assert fault in refusal(tiny_gguf(tmp_path / "m.gguf", change=change))
+
+
+def test_numbers_that_differ_from_layer_to_layer_are_refused(tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        del writer.kv_data[0]["llama.attention.head_count_kv"]
+        writer.add_head_count_kv([2, 1])
+
+    assert "head_count_kv: found [2, 1]" in refusal(tiny_gguf(tmp_path / "m.gguf", change=change))
+
+
+def test_gemma_without_its_sliding_window_is_refused(tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        del writer.kv_data[0]["gemma3.attention.sliding_window"]
+
+    path = tiny_gguf(tmp_path / "m.gguf", "gemma3", change=change)
+    assert "gemma3.attention.sliding_window: found None" in refusal(path)
+
+
 def test_a_type_without_dequantisation_is_refused(tmp_path: Path) -> None:
     tensors = gguf_tensors(tiny_model("llama"), "llama")
     tensors["output_norm.weight"] = tensors["output_norm.weight"].astype(np.int8)

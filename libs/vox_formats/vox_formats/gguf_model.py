@@ -1,7 +1,8 @@
 """Convert a GGUF file to the files and tensors of a Hugging Face folder, in bfloat16.
 
 `GgufModel` reads the metadata and reports all obstacles to a conversion together: an unknown
-architecture, missing metadata, tensors too few or too many, types that cannot be dequantised.
+architecture, missing metadata, tensors too few, too many or of other shapes than the metadata's,
+types that cannot be dequantised.
 Tensors are dequantised one by one, in numpy, when the caller writes them. See
 docs/adr/0001-gguf-in-numpy.md.
 
@@ -52,6 +53,7 @@ _REQUIRED = (
     "embedding_length",
     "feed_forward_length",
 )
+_OPTIONAL = ("attention.head_count_kv", "attention.key_length", "rope.dimension_count")
 
 
 class GgufModel:
@@ -217,7 +219,7 @@ def _plan(source: GgufSource, family: Family) -> tuple[dict[str, Any], dict[str,
     if not faults:
         config = family.config(source)
         names = family.names(source, config["num_hidden_layers"])
-        faults = _tensor_faults(source, names)
+        faults = _rotary_faults(source, config) + _tensor_faults(source, names, config)
         if not faults:
             return config, names
     raise FormatError(_REFUSED, faults=faults)
@@ -225,9 +227,10 @@ def _plan(source: GgufSource, family: Family) -> tuple[dict[str, Any], dict[str,
 
 def _metadata_faults(source: GgufSource, family: Family) -> list[str]:
     arch = source.value("general.architecture")
+    given = [key for key in _OPTIONAL if f"{arch}.{key}" in source.metadata]
     faults = [
         f"metadata {arch}.{key}: found {value!r}, expected a number above 0"
-        for key in _REQUIRED
+        for key in (*_REQUIRED, *family.required, *given)
         if not isinstance(value := source.value(f"{arch}.{key}"), int | float) or value <= 0
     ]
     if not isinstance(source.value("tokenizer.ggml.tokens"), list):
@@ -243,11 +246,42 @@ def _metadata_faults(source: GgufSource, family: Family) -> list[str]:
     return faults
 
 
-def _tensor_faults(source: GgufSource, names: Mapping[str, str]) -> list[str]:
+def _rotary_faults(source: GgufSource, config: Mapping[str, Any]) -> list[str]:
+    key, width = f"{source.value('general.architecture')}.rope.dimension_count", config["head_dim"]
+    if (found := source.value(key, width)) == width:
+        return []
+    return [f"metadata {key}: found {found}, expected the width of a head, {width}"]
+
+
+def _tensor_faults(
+    source: GgufSource, names: Mapping[str, str], config: Mapping[str, Any]
+) -> list[str]:
     theirs = set(names.values())
     missing = [f"tensor {name}: missing" for name in names.values() if name not in source.shapes]
     surplus = [f"tensor {name}: not supported" for name in source.shapes if name not in theirs]
-    return missing + surplus
+    shapes, norm = _shapes(config), (config["hidden_size"],)
+    expected = {theirs: shapes.get(ours.split(".")[-2], norm) for ours, theirs in names.items()}
+    other = [
+        f"tensor {name}: found {list(found)}, expected {list(shape)} by the metadata"
+        for name, shape in expected.items()
+        if (found := source.shapes.get(name, shape)) != shape
+    ]
+    return missing + surplus + other
+
+
+def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a model's modules; the other ones are norms of its hidden states."""
+    hidden, inner, width = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
+    return {
+        **dict.fromkeys(("embed_tokens", "lm_head"), (config["vocab_size"], hidden)),
+        **dict.fromkeys(("k_proj", "v_proj"), (keys, hidden)),
+        **dict.fromkeys(("gate_proj", "up_proj"), (inner, hidden)),
+        **dict.fromkeys(("q_norm", "k_norm"), (width,)),
+        "q_proj": (queries, hidden),
+        "o_proj": (hidden, queries),
+        "down_proj": (hidden, inner),
+    }
 
 
 def _generation_config(source: GgufSource, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,12 +327,14 @@ class Family:
         config: metadata -> `config.json`.
         read: source, name in GGUF, config -> the tensor in bfloat16, as transformers has it.
         tokenizers: pairs (tokenizer.ggml.model, tokenizer.ggml.pre) that belong to it.
+        required: metadata of its own that it must have.
     """
 
     layer: Mapping[str, str]
     config: Callable[[GgufSource], dict[str, Any]]
     read: Callable[[GgufSource, str, Mapping[str, Any]], Array]
     tokenizers: frozenset[tuple[str, str]]
+    required: tuple[str, ...] = ()
 
     def names(self, source: GgufSource, layers: int) -> dict[str, str]:
         """Tensor in transformers -> tensor in GGUF: exactly those that the file must have."""
@@ -416,5 +452,6 @@ FAMILIES: Mapping[str, Family] = {
         config=_gemma3_config,
         read=_gemma3_read,
         tokenizers=frozenset({("llama", "default")}),
+        required=("attention.sliding_window",),
     ),
 }
