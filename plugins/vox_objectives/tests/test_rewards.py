@@ -81,6 +81,40 @@ def test_numeric_is_the_scorer_of_vox_eval(answer, right):
     assert rewards.numeric({"answer": right}, answer) == float(score)
 
 
+@pytest.mark.parametrize(
+    ("answer", "wanted", "reward"),
+    [
+        *(
+            ("1.0", "1", 1.0),
+            ("[1e2]", "[100]", 1.0),
+            ('{"b": 2, "a": 1}', '{"a": 1, "b": 2}', 1.0),
+        ),
+        *(("true", "1", 0.0), ("[0]", "[false]", 0.0), ("1e999", "1e999", 1.0)),
+        ("9007199254740993", "9007199254740992", 0.0),
+    ],
+)
+def test_json_compares_values_and_their_types(answer, wanted, reward):
+    assert rewards.equal_json({"answer": wanted}, answer) == reward
+
+
+TURNS = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes."}]
+SAID = [{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Yes."}]
+PARTS = [{"type": "text", "text": "Ye"}, {"type": "text", "text": "s."}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *({"messages": TURNS}, {"turns": TURNS}, {"conversations": SAID}, {"messages": SAID}),
+        *({"prompt": "Hi?", "completion": TURNS[1:]}, {"prompt": "Hi?", "response": "Yes."}),
+        {"messages": [TURNS[0], {"role": "assistant", "content": PARTS}]},
+        {"messages": TURNS, "answer": "Yes."},
+    ],
+)
+def test_the_answer_of_a_row_is_found_in_every_form(row):
+    assert rewards.expected(row) == "Yes."
+
+
 @pytest.mark.parametrize("answer", ["[" * 100_000, "no", "[Infinity]", ""])
 def test_an_answer_that_is_no_json_gets_nothing(answer):
     assert rewards.equal_json({"answer": "{}"}, answer) == 0.0

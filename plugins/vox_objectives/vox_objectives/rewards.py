@@ -30,6 +30,7 @@ from typing import Any
 
 from vox_core.contract import Reward
 from vox_core.errors import ConfigError
+from vox_objectives.rows import CHATS
 
 SECONDS = 10.0
 """For one answer."""
@@ -76,9 +77,11 @@ def expected(row: Row) -> str:
     for name in ANSWERS:
         if isinstance(found := row.get(name), str):
             return found
-    messages = row.get("messages")
-    if isinstance(messages, list) and messages and isinstance(messages[-1], Mapping):
-        return str(messages[-1].get("content", ""))
+    for turns in (row.get(name) for name in (*CHATS, "completion")):
+        if isinstance(turns, list) and turns and isinstance(turns[-1], Mapping):
+            said = turns[-1].get("content", turns[-1].get("value"))
+            parts = said if isinstance(said, list) else [{"text": said or ""}]
+            return "".join(str(part["text"]) for part in parts)
     raise ValueError(f"the row has no answer; expected one of the fields {', '.join(ANSWERS)}")
 
 
@@ -279,8 +282,15 @@ def _last_number(text: str) -> float | None:
     return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
 
 
-def _parsed(text: str) -> object:
-    return json.loads(text, parse_constant=_no_constant)
+def _parsed(text: str) -> str:
+    """Return the JSON value as a text of its own: 1 is 1.0, and not true."""
+    value = json.loads(text, parse_constant=_no_constant, parse_float=_plain)
+    return json.dumps(value, sort_keys=True)
+
+
+def _plain(number: str) -> float:
+    found = float(number)
+    return int(found) if found.is_integer() else found
 
 
 def _no_constant(name: str) -> None:
