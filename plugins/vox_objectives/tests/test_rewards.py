@@ -168,6 +168,11 @@ def test_a_function_with_other_parameters_is_refused_at_once(tmp_path, parameter
     assert found in caught.value.found
 
 
+def test_a_name_without_a_file_is_refused():
+    with pytest.raises(ConfigError, match="there is no such file"):
+        rewards.reward_of("file")
+
+
 def test_a_callable_without_a_signature_is_a_function(tmp_path):
     file = tmp_path / "judge.py"
     file.write_text("judge = max\n")

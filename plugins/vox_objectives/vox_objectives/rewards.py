@@ -52,7 +52,7 @@ def reward_of(name: str) -> Reward:
     Raises:
         ConfigError: C004, there is no such function.
     """
-    if ":" in name:
+    if name not in _REWARDS:  # `file` alone is the name of the hook, and of no reward
         file, _, function = name.rpartition(":")
         return FunctionReward(Path(file), function)
     return NamedReward(_REWARDS[name])
