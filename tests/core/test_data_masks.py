@@ -286,6 +286,10 @@ def test_a_completion_of_messages_is_trained_and_its_prompt_is_not() -> None:
     }
     assert trained("chatml", encode("chatml", parse_row(row))) == ["d<|im_end|>"]
     assert trained("generation", encode("generation", parse_row(row))) == ["d<|im_end|>"]
+    for answer in ("completion", "answer"):  # TRL's GRPO
+        asked = parse_row({"prompt": row["prompt"], answer: "d"})
+        assert trained("chatml", encode("chatml", asked)) == ["d<|im_end|>"]
+        assert asked.unused == ()
     text = parse_row({**row, "prompt": "c"})
     assert text.messages == (Message("user", "c"), Message("assistant", "d"))
     with pytest.raises(RowError, match='a "completion" that ends with the user'):

@@ -188,7 +188,9 @@ def _with_system(fields: Fields, turns: list[Turn]) -> list[Turn]:
 
 
 def _completion(fields: Fields) -> Record:
-    turns = fields.values[name] if (name := fields.first(ANSWERS)) else None
+    turns = fields.values[name] if (name := fields.first((*ANSWERS, QUESTION[1]))) else None
+    if isinstance(turns, str) and isinstance(fields.values.get("prompt"), list):
+        turns = [{"role": "assistant", "content": turns}]  # as rows for TRL's GRPO
     if name and isinstance(turns, list) and any(isinstance(each, dict) for each in turns):
         said = _answered(fields, _before(fields, turns), turns, name)
         n = len(said) - len(turns)

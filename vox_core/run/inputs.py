@@ -434,7 +434,14 @@ def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
         difficulty_G = dataset.difficulty_D[first_G]
         unknown = int(np.isnan(difficulty_G).sum())
         if unknown == dataset.groups:
-            raise _no_difficulty()
+            raise DataError(
+                "D031",
+                "no row says how difficult it is",
+                where="--curriculum difficulty",
+                found="no field `difficulty` that is a number or a word: easy, medium, hard",
+                expected="at least some rows with one",
+                remedy="leave out --curriculum, or write `difficulty` into the rows",
+            )
         levels_G = filled(difficulty_G)
         if unknown:
             said = f"{unknown} of {dataset.groups} documents do not say how difficult they are, and"
@@ -444,17 +451,6 @@ def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
     if settings.source:
         _require_all_trained(ordering, settings.source)
     return dataset.ordered(ordering, notes)
-
-
-def _no_difficulty() -> DataError:
-    return DataError(
-        "D031",
-        "no row says how difficult it is",
-        where="--curriculum difficulty",
-        found="no field `difficulty` that is a number or a word such as easy, medium, hard",
-        expected="at least some rows with one",
-        remedy="leave out --curriculum, or write `difficulty` into the rows",
-    )
 
 
 def _require_all_trained(ordering: Ordering, sources: tuple[DataSource, ...]) -> None:
