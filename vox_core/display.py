@@ -121,7 +121,9 @@ class Display:
         self._try(self.screen.close)
 
     def _show(self, event: Event) -> None:
-        if isinstance(event, StepDone):
+        if isinstance(event, RunStart):  # before a line is written, which may fail
+            self._pace, self._total = Pace(), event.total_steps
+        elif isinstance(event, StepDone):
             self.screen.step(self._pace.describe(event), event.step, self._total)
         elif isinstance(event, ObjectiveMetrics):
             self._pace.metrics = event.metrics
@@ -131,7 +133,6 @@ class Display:
         if text and (self.screen.checkpoints or not isinstance(event, CheckpointWritten)):
             self.screen.line(printable(text, lines=True))
         if isinstance(event, RunStart):
-            self._pace, self._total = Pace(), event.total_steps
             self.screen.begin(event.first_step - 1, event.total_steps)
 
     def _try(self, show: Callable[[], None]) -> None:

@@ -20,6 +20,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
@@ -412,11 +413,13 @@ def _stored(data: Data | None) -> Any:
     """Copy rows to the cache, and return the path; files stay what they are."""
     if isinstance(data, str | os.PathLike) or not isinstance(data, Iterable):
         return data
-    if isinstance(data, list | tuple) and not (data and isinstance(data[0], Mapping)):
-        return data
+    first = list(islice(rows := iter(data), 1))
+    # The keys of a mapping, and the columns of a data frame, are texts, too.
+    if isinstance(next(iter(first), ""), str | os.PathLike) and not hasattr(data, "keys"):
+        return (*first, *rows)
     from vox_core.data.formats import keep_rows, lines_of
 
-    return keep_rows(lines_of(data), "rows")
+    return keep_rows(lines_of(chain(first, rows)), "rows")
 
 
 def _plain(value: Any) -> Any:

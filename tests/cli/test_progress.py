@@ -214,6 +214,12 @@ def test_a_display_falls_silent_when_stderr_is_gone(monkeypatch: pytest.MonkeyPa
         for _ in range(5):
             told.observe(STEP)
         assert len(shown) == 2
+    shown.clear()
+    errors.append(OSError(errno.ENOSPC, ""))
+    monkeypatch.setattr(Lines, "line", lambda self, text: self.step(text, 0, 0))
+    with display() as told:
+        told.observe(start(7))
+        assert told._total == 7, "a line that cannot be written costs no more than itself"
     errors.append(BrokenPipeError(errno.EPIPE, ""))
     with display(by_the_way=False) as told, pytest.raises(BrokenPipeError):
         told.observe(STEP)

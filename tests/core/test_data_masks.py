@@ -290,6 +290,11 @@ def test_a_completion_of_messages_is_trained_and_its_prompt_is_not() -> None:
         asked = parse_row({"prompt": row["prompt"], answer: "d"})
         assert trained("chatml", encode("chatml", asked)) == ["d<|im_end|>"]
         assert asked.unused == ()
+    asked = [{"role": "user", "content": "a", "train": True}]
+    own = parse_row({"prompt": asked, "completion": row["completion"]})
+    assert trained("chatml", encode("chatml", own)) == ["d<|im_end|>"]
+    with pytest.raises(RowError, match='a list as "prompt"'):
+        parse_row({"prompt": [], "completion": "d"})
     text = parse_row({**row, "prompt": "c"})
     assert text.messages == (Message("user", "c"), Message("assistant", "d"))
     with pytest.raises(RowError, match='a "completion" that ends with the user'):

@@ -636,7 +636,7 @@ def test_a_system_field_is_the_first_message(form: str) -> None:
         assert messages[0] == Message("system", "s")
         assert [each.role for each in messages[1:]] == ["user", "assistant"]
     assert record.kind == ("preference" if record.rejected else "chat")
-    for nothing in ("", None):
+    for nothing in ("", None, " \n"):
         plain = parse_row({"system": nothing, **row})
         assert (plain.messages, plain.unused) == (parse_row(row).messages, ())
     with pytest.raises(RowError, match='found a number as "system"'):
@@ -651,6 +651,8 @@ def test_a_conversation_keeps_its_own_system_message() -> None:
     assert record.messages
     assert parse_row({**row, "system": record.messages[0].content}).unused == ()
     assert parse_row({"text": "t", "system": "s"}).unused == ("system",)
+    developer = {**turns("developer", "user", "assistant"), "system": "another"}
+    assert parse_row(developer).unused == ("system",)
 
 
 def test_a_pipe_in_place_of_a_file(tmp_path: Path) -> None:

@@ -126,7 +126,13 @@ def test_rows_of_python_train_as_those_of_a_file(
     monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
     rows = [{"prompt": question, "completion": answer} for question, answer in TALK]
     settings = {"model": tiny("llama"), "max_steps": 3, **QUICK}
-    for name, given in {"list": rows, "frame": Frame(rows), "once": iter(rows)}.items():
+    (tmp_path / "some").mkdir()
+    lines = [json.dumps(row) for row in rows]
+    (tmp_path / "some/rows.jsonl").write_text("\n".join(lines))
+    globbed = Path("some").glob("*.jsonl")
+    for name, given in {
+        "list": rows, "frame": Frame(rows), "once": iter(rows), "files": globbed
+    }.items():  # fmt: skip
         run = vox.train(data=given, out=name, **settings)
         assert run.losses == trained.losses, name
     held_out = vox.train(data=rows, valid=rows[:2], out="valid", **settings)
@@ -146,8 +152,9 @@ def test_rows_of_python_train_as_those_of_a_file(
         ([{"text": "a"}, {"text": Path()}], "row 2"),
         ([{"text": "a"}, "b"], "str, which is no row"),
         ({"train": [{"text": "a"}]}, "of a DatasetDict give one split"),
-        (Frame([]), "a data file is empty"),
-        (iter(()), "a data file is empty"),
+        (Frame([]), "there is no data"),
+        (iter(()), "there is no data"),
+        ([{"text": float("nan")}], "not JSON compliant"),
         ([], "no --data|no data"),
         (0.1, "data = 0.1"),
     ],

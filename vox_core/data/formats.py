@@ -225,8 +225,8 @@ def lines_of(rows: Iterable[object]) -> Iterator[bytes]:
         try:
             if not isinstance(row, Mapping):
                 raise TypeError(f"{type(row).__name__}, which is no row")
-            yield json.dumps(dict(row), ensure_ascii=False).encode() + b"\n"
-        except (TypeError, ValueError) as error:
+            yield json.dumps(dict(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
             what, where = "rows have to be dictionaries of JSON values", f"row {number}"
             remedy = "of a DatasetDict give one split, of a DataFrame to_dict('records')"
             raise DataError("D003", what, where=where, found=error, remedy=remedy) from error

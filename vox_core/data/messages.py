@@ -123,14 +123,15 @@ def conversation(turns: Sequence[Turn], *, answered: bool = True) -> tuple[Messa
     return tuple(messages)
 
 
-def require_conversation(messages: Sequence[object]) -> None:
-    """Refuse messages that nobody could answer (D003)."""
+def answerable(messages: Sequence[object]) -> list[dict[str, Any]]:
+    """Return messages in the form for chat templates; D003 if nobody could answer them."""
     try:
-        if not conversation(turns_of(list(messages), "messages"), answered=False):
+        if not (found := conversation(turns_of(list(messages), "messages"), answered=False)):
             raise faulty("empty", ("messages",), "no message", "one or more")
     except RowError as error:
         what, remedy = "this is no conversation", "give each message a role and content"
         raise DataError("D003", what, faults=[*map(str, error.faults)], remedy=remedy) from error
+    return [{"role": it.role, "content": it.content, **(it.extra or {})} for it in found]
 
 
 def _message(turn: Turn, answered: bool = True) -> Message:

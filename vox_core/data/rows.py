@@ -178,23 +178,23 @@ def _chat(fields: Fields) -> Record:
 def _with_system(fields: Fields, turns: list[Turn]) -> list[Turn]:
     """The turns after the system message in a field of its own, unless they begin with one."""
     said, first = fields.values.get("system"), turns[0].value if turns else None
-    if isinstance(first, dict) and "system" in (first.get("role"), first.get("from")):
+    if isinstance(first, dict) and first.get("role", first.get("from")) in ("system", "developer"):
         if said in (first.get("content"), first.get("value")):
             fields.used.add("system")
         return turns
-    if (said := fields.take("system")) in (None, ""):
+    if (said := fields.take("system")) is None or not str(said).strip():
         return turns
     return [Turn(("system",), {"role": "system", "content": text_of(said, ("system",))}), *turns]
 
 
 def _completion(fields: Fields) -> Record:
     turns = fields.values[name] if (name := fields.first((*ANSWERS, QUESTION[1]))) else None
-    if isinstance(turns, str) and isinstance(fields.values.get("prompt"), list):
+    if isinstance(turns, str) and isinstance(asks := fields.values.get("prompt"), list) and asks:
         turns = [{"role": "assistant", "content": turns}]  # as rows for TRL's GRPO
     if name and isinstance(turns, list) and any(isinstance(each, dict) for each in turns):
         said = _answered(fields, _before(fields, turns), turns, name)
         n = len(said) - len(turns)
-        asked = (replace(m, weight=0.0) if m.role == "assistant" else m for m in said[:n])
+        asked = (replace(m, weight=0.0 if m.role == "assistant" else None) for m in said[:n])
         return Record("chat", messages=(*asked, *said[n:]), form="prompt/completion")
     (asked, prompt), (answered, answer) = all_of(partial(_prompt, fields), partial(_answer, fields))
     system = conversation(_with_system(fields, []), answered=False)

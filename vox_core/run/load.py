@@ -17,7 +17,7 @@ from vox_core import bounded_json, models
 from vox_core.config import GenerateSettings, LoadSettings, SamplingSettings
 from vox_core.contract import AdapterState, Batch, DType, LoadJob, Model, Notice, padded_groups
 from vox_core.data.audit import vocabulary_of
-from vox_core.data.messages import require_conversation
+from vox_core.data.messages import answerable
 from vox_core.data.template import TemplateFault
 from vox_core.data.tokenizer import chat_template, end_of_turn_ids, load_tokenizer, template_source
 from vox_core.digests import CONFIG_FILE, config_digest, folder_digest, tokenizer_digest
@@ -151,9 +151,8 @@ class OpenModel:
         Raises:
             DataError: D003, it is none; D005, the chat template refuses it; D007, it is too long.
         """
-        require_conversation(messages)
         chosen = settings or self._settings
-        tokens = prompt_tokens(self.tokenizer, messages, chosen.system)
+        tokens = prompt_tokens(self.tokenizer, answerable(messages), chosen.system)
         return Question(tokens, self._sampling(chosen, len(tokens), row), chosen.stop)
 
     def reply(

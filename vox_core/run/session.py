@@ -311,19 +311,10 @@ class Session:
         for notice in (*plan.notices(), *plan.advice.notices):
             self.emit(notice)
         contract, data = made.contract, made.contract.data
-        self.emit(
-            RunStart(
-                run=str(plan.run.path),
-                model=plan.inputs.model.id,
-                backend=made.backend,
-                device=made.device,
-                dtype=made.dtype,
-                contract=contract.digest,
-                first_step=step + 1,
-                total_steps=contract.total_steps,
-                rows=data.rows,
-                tokens=data.tokens,
-                trained_tokens=data.trained_tokens,
-                quant=contract.quant,
-            )
-        )
+        start = RunStart(
+            run=str(plan.run.path), model=plan.inputs.model.id, backend=made.backend,
+            device=made.device, dtype=made.dtype, contract=contract.digest, first_step=step + 1,
+            total_steps=contract.total_steps, rows=data.rows, tokens=data.tokens,
+            trained_tokens=data.trained_tokens, quant=contract.quant,
+        )  # fmt: skip
+        self.emit(start)

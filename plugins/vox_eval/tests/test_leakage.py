@@ -72,6 +72,13 @@ def test_a_question_of_any_turn_has_leaked(leaks, turns) -> None:
     assert leak.similarity == 1
 
 
+def test_an_answer_is_no_question(leaks) -> None:
+    """A greeting of the assistant, or an answer of one word."""
+    for said in ("How can I help you today?", "Paris"):
+        row = {"prompt": "Hello there, what is the capital of France?", "completion": said}
+        assert not leaks([row], [said, "Where am I?"]).leaks
+
+
 @pytest.mark.parametrize(
     "text", ["挪威王国的首都是哪一座城市它位于哪里", "ノルウェーの首都はどの都市ですか"]
 )

@@ -145,7 +145,7 @@ def _with_range(task: TaskScore) -> str:
 
 
 def _range(interval: Interval | None) -> str:
-    return "{:.4f} to {:.4f}".format(*interval) if interval else "none, of one value"
+    return "{:.4f} to {:.4f}".format(*interval) if interval else "equal values"
 
 
 # --- vox promote ----------------------------------------------------------------------------------

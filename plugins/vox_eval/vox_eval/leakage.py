@@ -156,11 +156,13 @@ class _Index:
                     table[key].append(number)
 
     def compare(self, record: Record, place: str) -> None:
-        """Note the rows of the suite that a training row is like: in a turn, alone or with those
-        before it."""
+        """Note the rows of the suite that a training row is like: as a whole, or in what others
+        than the assistant say, alone or, in the first turns, with those before."""
         messages = [{"role": m.role, "content": m.content} for m in record.messages or ()]
-        turns = [messages[start : at + 1] for at in range(len(messages)) for start in (0, at)]
-        for words in dict.fromkeys(map(_words, [record.text or "", *map(_joined, turns)])):
+        asked = [at for at, each in enumerate(messages) if each["role"] != "assistant"]
+        alone, begun = [[messages[at]] for at in asked], [messages[: at + 1] for at in asked[:16]]
+        texts = [record.text or "", *map(_joined, [*alone, *begun, messages])]
+        for words in dict.fromkeys(map(_words, texts)):
             own = _sequences(words) - self._common
             shared = Counter(at for each in own for at in self._having.get(each, ()))
             like = {at: n / (len(own) + self.rows[at][2] - n) for at, n in shared.items()}

@@ -181,8 +181,7 @@ def values_of(
 
 def source_of(row: Mapping[str, Any]) -> str | None:
     """Return the source that a row names."""
-    source = row.get("source")
-    return None if source in (None, "") else str(source)
+    return None if row.get("source") in (None, "") else str(row["source"])
 
 
 def units(task: Task) -> int:
@@ -250,9 +249,8 @@ def alike(a: Any, b: Any) -> bool:
         return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(alike, a, b))
-    return bool(a == b)
+    lists = isinstance(a, list) and isinstance(b, list)
+    return len(a) == len(b) and all(map(alike, a, b)) if lists else bool(a == b)
 
 
 def _incomparable(folder: Path, found: str) -> ConfigError:

@@ -201,12 +201,15 @@ def test_a_reward_that_is_no_number_is_refused(tmp_path, returned):
     judge.close()
 
 
-def test_a_function_imports_the_files_beside_its_own(tmp_path):
+def test_a_function_imports_the_files_beside_its_own_and_no_others(tmp_path, monkeypatch):
     (tmp_path / "beside_judge.py").write_text("def length(text):\n    return len(text)\n")
     file = tmp_path / "judge.py"
     file.write_text(
         "from beside_judge import length\n\ndef judge(row, answer):\n    return length(answer)\n"
     )
     judge = rewards.reward_of(f"{file}:judge")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/resource.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path / "here")
     assert judge.judge({}, "four") == 4.0
     judge.close()

@@ -187,7 +187,7 @@ class FunctionReward(Reward):
     def _start(self) -> str:
         """Start the process and return its fault; empty if it has none."""
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _LIMITED + _CHILD, str(self._file), self._function],
+            [sys.executable, "-P", "-c", _LIMITED + _CHILD, str(self._file), self._function],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -244,7 +244,7 @@ except BaseException as error:
     tell(fault=f"cannot be loaded: {type(error).__name__}: {error}")
     raise SystemExit(1)
 if not callable(function):
-    tell(fault="is no function of the file")
+    tell(fault="no function of that name in the file")
     raise SystemExit(1)
 try:
     signature = inspect.signature(function)

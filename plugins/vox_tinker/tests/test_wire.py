@@ -30,6 +30,14 @@ def test_a_sparse_array() -> None:
 
 
 @pytest.mark.parametrize(
+    ("col", "values"), [([0, 1], [5.0]), ([0, -1], [1.0, 2.0]), ([0, 2], [1.0, 2.0])]
+)
+def test_a_sparse_array_that_does_not_fit(col: list[int], values: list[float]) -> None:
+    with pytest.raises(Refused, match="do not fill the shape"):
+        read([2, 2], [0, 1, 2], col, values)
+
+
+@pytest.mark.parametrize(
     ("shape", "crow"),
     [
         ([1 << 40, 2], [0, 0]),

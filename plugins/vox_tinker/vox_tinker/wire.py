@@ -144,12 +144,14 @@ def _array(tensor: Any, where: str) -> NDArray[Any]:
         sparse, index = tensor.sparse_csr, np.dtype("<i8")
         crow = _numbers(sparse.crow_indices, index, where)
         col = _numbers(sparse.col_indices, index, where)
-        ascending = crow[0] == 0 and crow[-1] == len(col) and (crow[:-1] <= crow[1:]).all()
-        if not ascending or len(crow) != shape[0] + 1 or math.prod(shape) > MOST_VALUES:
+        values = _numbers(sparse.values, dtype, where)
+        fits = len(crow) == shape[0] + 1 and len(values) == len(col) == crow[-1]
+        ascending = crow[0] == 0 and (crow[:-1] <= crow[1:]).all() and not (col < 0).any()
+        if not (fits and ascending) or math.prod(shape) > MOST_VALUES:
             raise ValueError  # before numpy takes the memory
         rows = np.repeat(np.arange(shape[0]), np.diff(crow))
         found: NDArray[Any] = np.zeros(shape, dtype)
-        found[rows, col] = _numbers(sparse.values, dtype, where)
+        found[rows, col] = values
     except (ValueError, IndexError) as error:
         raise Refused(f"{where}: the values do not fill the shape {list(shape)}") from error
     return found
