@@ -385,7 +385,7 @@ def test_rows_of_one_source_have_no_interval(run, other_llama, write) -> None:
     assert compared.interval is compared.first.interval is None
     assert (compared.p, compared.verdict) == (1, "no difference shown")
     stored = json.loads(Path("out/scorecard.json").read_text())["tasks"]["text"]
-    assert stored["interval"] is None and "(one source)" in Path("out/scorecard.html").read_text()
+    assert stored["interval"] is None and "(equal values)" in Path("out/scorecard.html").read_text()
 
 
 def test_an_earlier_evaluation_is_compared_without_its_model(run, other_llama) -> None:
