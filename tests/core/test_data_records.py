@@ -643,6 +643,12 @@ def test_a_system_field_is_the_first_message(form: str) -> None:
         parse_row({**row, "system": 3})
 
 
+def test_a_pair_with_a_system_field_begins_with_one_prompt() -> None:
+    talks = {n: [{"role": "user", "content": n}, *turns("assistant")["messages"]] for n in "ab"}  # type: ignore[misc]
+    with pytest.raises(RowError, match="begin differently"):
+        parse_row({"system": "s", "chosen": talks["a"], "rejected": talks["b"]})
+
+
 def test_a_conversation_keeps_its_own_system_message() -> None:
     row = {**turns("system", "user", "assistant"), "system": "another"}
     record = parse_row(row)

@@ -246,10 +246,10 @@ def _preference(fields: Fields) -> Record:
             f'{json_type(value)} as "{name}"' for name, value in zip(PAIR, both, strict=True)
         )
         raise faulty("wrong type", (), found, "two strings or two lists of messages")
-    read = partial(_answered, fields, before)
-    sides = zip(PAIR, answers, strict=True)
-    chosen, rejected = all_of(*(partial(read, each, name) for name, each in sides))
-    if chosen[0] != rejected[0]:
+    sides = (partial(_answered, fields, before, *side) for side in zip(answers, PAIR, strict=True))
+    chosen, rejected = pair = all_of(*sides)
+    first, second = (next(m for m in side if m.role != "system") for side in pair)
+    if first != second:
         found = '"chosen" and "rejected" that begin differently'
         raise faulty("preference pair", (), found, "one prompt")
     if chosen == rejected:

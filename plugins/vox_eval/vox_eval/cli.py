@@ -305,7 +305,7 @@ def show(name: str, as_json: bool) -> None:
     if not found:
         own.require_name(name)
         there = ", ".join(own.names()) or "no name"
-        raise own.fault(name, "the registry has no such name", there, "name one of these")
+        raise own.fault(name, "the registry has no such name", there, "name or promote one")
     if as_json:
         print_json(found)
     else:

@@ -157,7 +157,7 @@ class _Index:
 
     def compare(self, record: Record, place: str) -> None:
         """Note the rows of the suite that a training row is like: as a whole, or in what others
-        than the assistant say, alone or, in the first turns, with those before."""
+        than the assistant say, alone or (the first 16 turns) with all before."""
         messages = [{"role": m.role, "content": m.content} for m in record.messages or ()]
         asked = [at for at, each in enumerate(messages) if each["role"] != "assistant"]
         alone, begun = [[messages[at]] for at in asked], [messages[: at + 1] for at in asked[:16]]

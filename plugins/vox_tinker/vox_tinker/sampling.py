@@ -133,7 +133,7 @@ class SampleWork:
         most = params.max_tokens
         if room is not None:
             if len(tokens) > room:
-                raise Refused(f"prompt: {len(tokens)} tokens, of {room} that the model can read")
+                raise Refused(f"prompt: {len(tokens)} tokens; the model can read {room}")
             room += 1 - len(tokens)  # the last sampled token is not read
             most = room if most is None else most
             if most > room:
