@@ -135,3 +135,24 @@ def test_the_sides_of_pairs_are_documents_not_rows(vox, data: Path, model: None)
     assert "of the 6 rows" not in "".join(lines)
     assert "--seq-len  examples cut" in lines[-3]
     assert lines[-1].split()[:5] == ["2048", "*", "0", "0", "%"]
+
+
+def test_many_different_numbers_are_summarised(vox, data: Path) -> None:
+    rows = [{"text": f"text {n}", "rating": n / 8, "difficulty": n % 3} for n in range(1, 101)]
+    rows += [{"text": "unrated", "category": f"c{n}"} for n in range(100)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    told = dict(line.split(None, 1) for line in vox("data", "stats", data).out.splitlines())
+    spread = "p5 0.625, p25 3.125, p50 6.25, p75 9.375, p90 11.25, p95 11.88, p99 12.38"
+    ends = "mean 6.312, min 0.125, max 12.5"
+    assert told["rating"] == f"{ends}, {spread}, in 50 % of the rows"
+    assert told["difficulty"] == "1.0 17 %, 2.0 16 %, 0.0 16 %"
+    assert told["category"].startswith("c0 0.5 %, c1 0.5 %, ")
+    found = json.loads(vox("data", "stats", data, "--json").out)["train"]["numbers"]
+    assert (found["rating"]["rows"], found["rating"]["percentiles"]["50"]) == (100, 6.25)
+    assert [*found] == ["rating", "difficulty"]
+
+
+def test_words_among_numbers_have_no_spread(vox, data: Path) -> None:
+    levels = ["hard", *range(20)]
+    data.write_text("\n".join(json.dumps({"text": "a", "difficulty": each}) for each in levels))
+    assert "difficulty  hard 5 %, 0.0 5 %, " in vox("data", "stats", data).out

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vox_data.check import CheckReport, FileReport
     from vox_data.mix import MixReport, SourceReport
     from vox_data.preview import PreviewReport
-    from vox_data.stats import Lengths, Stats, StatsReport, TokenStats
+    from vox_data.stats import Lengths, Spread, Stats, StatsReport, TokenStats
     from vox_data.token_view import TokenView
 
 FAULTY = 2
@@ -215,7 +215,8 @@ def _stats_rows(found: Stats) -> Iterator[tuple[str, str]]:
     yield "duplicates", _duplicates(found)
     yield "languages", f"{_shares(found.languages, found.sample)}, of {found.sample:,} rows"
     for name, values in found.attributes.items():
-        yield name, _shares(values, found.rows)
+        numbers = found.numbers.get(name) if len(values) > MOST_SHOWN else None
+        yield name, _spread(numbers, found.rows) if numbers else _shares(values, found.rows)
 
 
 def _shares(counts: Mapping[str, int], of: int) -> str:
@@ -232,6 +233,13 @@ def _share(n: int, of: int) -> str:
 def _lengths(found: Lengths) -> str:
     told = ", ".join(f"p{p} {length:,}" for p, length in found.percentiles.items())
     return f"mean {found.mean:,.0f}, max {found.longest:,}, {told}"
+
+
+def _spread(found: Spread, of: int) -> str:
+    ends = f"min {found.smallest:.4g}, max {found.largest:.4g}"
+    told = ", ".join(f"p{p} {value:.4g}" for p, value in found.percentiles.items())
+    some = f", in {_share(found.rows, of)} of the rows" if found.rows < of else ""
+    return f"mean {found.mean:.4g}, {ends}, {told}{some}"
 
 
 def _duplicates(found: Stats) -> str:

@@ -59,6 +59,21 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """Of the numbers of an attribute, one per row that has it.
+
+    Args:
+        percentiles: p -> the number that p % of the rows do not exceed.
+    """
+
+    rows: int
+    mean: float
+    smallest: float
+    largest: float
+    percentiles: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Truncation:
     """Effect of a length limit: documents that exceed it, and their tokens beyond it."""
 
@@ -98,6 +113,7 @@ class Stats:
         turns: answers in a conversation -> conversations.
         languages: name -> rows of the sample.
         attributes: name -> the most frequent values -> rows.
+        numbers: attribute of which all values are numbers -> their spread.
     """
 
     files: dict[str, int]
@@ -111,6 +127,7 @@ class Stats:
     languages: dict[str, int]
     sample: int
     attributes: dict[str, dict[str, int]]
+    numbers: dict[str, Spread]
     tokens: TokenStats | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -188,6 +205,11 @@ def _stats(
             name: {str(value): rows for value, rows in found.most_common(MOST_VALUES)}
             for name, found in counts.attributes.items()
         },
+        numbers={
+            name: spread(values)
+            for name, values in counts.numbers.items()
+            if len(values) == counts.attributes[name].total()
+        },
         tokens=tokens,
     )
 
@@ -258,11 +280,23 @@ def lengths(values_R: NDArray[np.int64], rows_R: NDArray[np.int64]) -> Lengths:
         return Lengths(0, 0.0, 0, dict.fromkeys(PERCENTILES, 0))
     reached_R = np.cumsum(rows_R)
     rows, total = int(reached_R[-1]), int(values_R @ rows_R)
-    ranks = [max(1, -(-rows * p // 100)) for p in PERCENTILES]  # nearest rank
-    found = values_R[np.searchsorted(reached_R, ranks)].tolist()
+    found = values_R[np.searchsorted(reached_R, _ranks(rows))].tolist()
     return Lengths(
         total, total / rows, int(values_R[-1]), dict(zip(PERCENTILES, found, strict=True))
     )
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Summarise at least one finite number."""
+    sorted_R = np.sort(np.asarray(values, np.float64))
+    found = sorted_R[np.array(_ranks(len(values))) - 1].tolist()
+    mean, ends = float(sorted_R.mean()), sorted_R[[0, -1]].tolist()
+    return Spread(len(values), mean, *ends, dict(zip(PERCENTILES, found, strict=True)))
+
+
+def _ranks(rows: int) -> list[int]:
+    """Nearest ranks of the percentiles among so many rows, from 1."""
+    return [max(1, -(-rows * p // 100)) for p in PERCENTILES]
 
 
 def truncations(
