@@ -11,9 +11,11 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from vox_core.data.checked import check_files
+from vox_core.data.encode import Encoded, Encoder
 from vox_core.data.fields import NO_FIELDS, FieldMap
 from vox_core.data.messages import Message
 from vox_core.data.records import read_lines
+from vox_core.data.render import RenderError
 from vox_core.data.rows import Record
 
 SOURCE = Path("train.jsonl")
@@ -27,6 +29,14 @@ def load_records(paths: Sequence[Path], fields: FieldMap = NO_FIELDS) -> list[Re
             found = [read_lines(each.path, each.lines) for each in check_files(paths, fields)]
             rows = [row for lines in found for _, row in lines]
     return [row for row in rows if isinstance(row, Record)]
+
+
+def encode_one(encoder: Encoder, record: Record) -> Encoded:
+    """One encoded record; a `RenderError` if the chat template refuses it."""
+    (found,) = encoder.encode_many([record])
+    if found.fault:
+        raise RenderError(found.fault)
+    return found
 
 
 def chat(*turns: str, system: str | None = None) -> Record:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.data_samples import chat, completion, text
+from tests.core.data_samples import chat, completion, encode_one, text
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core.data.encode import Document, Encoded, Encoder
 from vox_core.data.rows import Record
@@ -16,7 +16,7 @@ QUESTIONS = chat("how are you?", "well", "and now?", "thank you", "again?", "no"
 
 
 def encode(family: str, record: Record, seq_len: int = 10_000) -> Encoded:
-    return Encoder(tiny_tokenizer(family), seq_len).encode(record)
+    return encode_one(Encoder(tiny_tokenizer(family), seq_len), record)
 
 
 def only(encoded: Encoded) -> Document:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.data_samples import answers, chat, completion, conversations, plain, users
+from tests.core.data_samples import (
+    answers,
+    chat,
+    completion,
+    conversations,
+    encode_one,
+    plain,
+    users,
+)
 from tests.core.tiny_tokenizer import FAMILIES, tiny_tokenizer
 from vox_core.data.encode import Document, Encoder
 from vox_core.data.faults import RowError
@@ -39,7 +47,7 @@ def ordinary(family: str) -> st.SearchStrategy[Record]:
 
 
 def encode(family: str, record: Record) -> Document:
-    (document,) = Encoder(tiny_tokenizer(family), SEQ_LEN).encode(record).documents
+    (document,) = encode_one(Encoder(tiny_tokenizer(family), SEQ_LEN), record).documents
     return document
 
 
@@ -79,7 +87,7 @@ def test_exactly_what_the_assistant_says_and_its_end_is_trained(
 def test_tokens_are_those_of_the_whole_conversation(family: str, data: st.DataObject) -> None:
     record = data.draw(conversations(answer=users))
     whole = tiny_tokenizer(family).apply_chat_template(plain(record), return_dict=False)
-    encoded = Encoder(tiny_tokenizer(family), SEQ_LEN).encode(record)
+    encoded = encode_one(Encoder(tiny_tokenizer(family), SEQ_LEN), record)
     assert [document.tokens_T.tolist() for document in encoded.documents] == [whole]
 
 
@@ -157,7 +165,7 @@ def test_a_token_that_straddles_the_beginning_is_not_trained(family: str) -> Non
         "{% for m in messages %}{{ m.content }}{% endfor %}"
         "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"
     )
-    (document,) = encoder.encode(chat("the ans", "wer is")).documents
+    (document,) = encode_one(encoder, chat("the ans", "wer is")).documents
     assert tokenizer.convert_tokens_to_ids("Ġanswer") in document.tokens_T
     assert trained(family, document) == [f" is{tokenizer.eos_token}"]
 
@@ -168,7 +176,7 @@ def test_a_space_trimmed_from_the_offsets_still_straddles(family: str) -> None:
     tokenizers that trim them do not."""
     encoder = Encoder(tiny_tokenizer(family), SEQ_LEN)
     encoder.renderer.template = None
-    (document,) = encoder.encode(completion("say ", "hello there")).documents
+    (document,) = encode_one(encoder, completion("say ", "hello there")).documents
     assert trained(family, document) == [f" there{tiny_tokenizer(family).eos_token}"]
 
 
@@ -176,7 +184,7 @@ def test_a_token_that_an_open_turn_shares_with_a_user_is_not_trained() -> None:
     """The assistant says " the ans" and the user "wer is it"; " answer" is one token."""
     encoder = Encoder(tiny_tokenizer("chatml"), SEQ_LEN)
     encoder.renderer.template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    (document,) = encoder.encode(chat("a word", " the ans", "wer is it")).documents
+    (document,) = encode_one(encoder, chat("a word", " the ans", "wer is it")).documents
     assert tiny_tokenizer("chatml").convert_tokens_to_ids("Ġanswer") in document.tokens_T
     assert trained("chatml", document) == [" the"]
 
@@ -326,7 +334,7 @@ def test_a_template_that_hides_where_a_turn_begins_is_refused() -> None:
         "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant(?): ' }}{% endif %}"
     )
     with pytest.raises(RenderError, match=r"unclear where messages\[1\] begins"):
-        encoder.encode(chat("hello", "yes"))
+        encode_one(encoder, chat("hello", "yes"))
 
 
 def test_the_date_in_a_template_does_not_move() -> None:

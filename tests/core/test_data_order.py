@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from vox_core.contract import Batch
 from vox_core.data.batching import (
+    ValidationBatches,
     cut,
     documents_in_step,
     documents_of_step,
@@ -20,7 +21,6 @@ from vox_core.data.batching import (
     micro_batches,
     steps_for,
     to_batch,
-    validation_batches,
 )
 from vox_core.data.dataset import Dataset
 from vox_core.data.encode import Document
@@ -158,8 +158,8 @@ def test_a_step_is_the_same_whatever_the_micro_batch(
 
 @given(datasets(), st.integers(1, 60))
 def test_validation_sees_every_document_once(dataset: Dataset, limit: int) -> None:
-    assert contents(validation_batches(dataset, limit)) == contents((to_batch(dataset),))
+    assert contents(ValidationBatches(dataset, limit)) == contents((to_batch(dataset),))
 
 
 def test_no_validation_data_give_no_batches() -> None:
-    assert len(validation_batches(Dataset.of(()), 100)) == 0
+    assert len(ValidationBatches(Dataset.of(()), 100)) == 0

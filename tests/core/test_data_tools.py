@@ -9,7 +9,7 @@ from itertools import groupby
 
 import pytest
 
-from tests.core.data_samples import SOURCE, chat, completion
+from tests.core.data_samples import SOURCE, chat, completion, encode_one
 from tests.core.tiny_tokenizer import CHATML, FAMILIES, Family, make_tokenizer, tiny_tokenizer
 from vox_core.data.dataset import build_dataset
 from vox_core.data.encode import Document, Encoder, serving_difference
@@ -43,7 +43,7 @@ def encoder(template: str | dict[str, str] | None) -> Encoder:
 
 
 def trained(by: Encoder, record: Record) -> list[tuple[float, str]]:
-    (document,) = by.encode(record).documents
+    (document,) = encode_one(by, record).documents
     return runs(by, document)
 
 
@@ -116,13 +116,13 @@ REFUSED: dict[str, tuple[str, Record, str]] = {
 def test_what_a_template_leaves_out_without_a_word_is_refused(case: str) -> None:
     template, record, what = REFUSED[case]
     with pytest.raises(RenderError, match="does not write .*" + what):
-        encoder(template).encode(record)
+        encode_one(encoder(template), record)
 
 
 def test_tools_without_a_template_are_refused() -> None:
     record = Record("completion", SOURCE, 1, completion("a", "b").messages, tools=(TOOL,))
     with pytest.raises(RenderError, match=NO_TEMPLATE):
-        encoder(None).encode(record)
+        encode_one(encoder(None), record)
 
 
 def test_among_several_templates_the_one_for_tools_is_taken() -> None:
@@ -146,7 +146,7 @@ def test_weights_are_those_of_the_messages(family: str) -> None:
         ("user", "a", None), ("assistant", "b", 0.0), ("user", "c", 0.5),
         ("assistant", "d", 0.25), ("user", "e", 0.0), ("assistant", "f", None),
     )  # fmt: skip
-    (document,) = by.encode(record).documents
+    (document,) = encode_one(by, record).documents
     assert runs(by, document) == [(0.5, "c<|im_end|>"), (0.25, "d<|im_end|>"), (1.0, "f<|im_end|>")]
     assert document.ends == 3
     assert document.weights_T.dtype == "float32"
@@ -154,23 +154,24 @@ def test_weights_are_those_of_the_messages(family: str) -> None:
 
 def test_a_completion_has_a_weight_too() -> None:
     by = encoder(None)
-    (document,) = by.encode(
+    (document,) = encode_one(
+        by,
         Record(
             "completion", SOURCE, 1, (Message("user", "a "), Message("assistant", "b", None, 0.5))
-        )
+        ),
     ).documents
     assert runs(by, document) == [(0.5, "b<|im_end|>")]
 
 
 def test_a_row_of_weight_0_trains_nothing() -> None:
     record = weighted(("user", "a", None), ("assistant", "b", 0.0))
-    assert Encoder(tiny_tokenizer("chatml"), 99).encode(record).dropped == "nothing to train"
+    assert encode_one(Encoder(tiny_tokenizer("chatml"), 99), record).dropped == "nothing to train"
 
 
 def test_words_that_a_template_changes_are_unclear() -> None:
     by = encoder("{% for m in messages %}{{ m.content + '|' + m.content }}{% endfor %}")
     with pytest.raises(RenderError, match=r"unclear where the words of messages\[0\] are"):
-        by.encode(weighted(("user", "a", 1.0), ("assistant", "b", 0.0)))
+        encode_one(by, weighted(("user", "a", 1.0), ("assistant", "b", 0.0)))
 
 
 def test_a_preference_pair_gives_no_document() -> None:
@@ -178,7 +179,7 @@ def test_a_preference_pair_gives_no_document() -> None:
         "preference", SOURCE, 2, chat("a", "b").messages, rejected=chat("a", "c").messages
     )
     by = Encoder(tiny_tokenizer("chatml"), 99)
-    assert by.encode(pair).dropped == "preference pair"
+    assert encode_one(by, pair).dropped == "preference pair"
     encoded = by.encode_many([pair, chat("a", "b"), pair])
     assert [one.dropped for one in encoded] == ["preference pair", None, "preference pair"]
     assert not any(one.fault for one in encoded)
@@ -225,5 +226,5 @@ def test_long_tools_have_a_long_text() -> None:
 def test_a_probe_that_takes_too_much_stops_the_rows() -> None:
     by = encoder("{% if tools %}{{ 'a' * 10**10 }}{% endif %}" + CHATML)
     with pytest.raises(DataError) as caught:
-        by.encode(ADDED)
+        encode_one(by, ADDED)
     assert caught.value.code == "VOX-D005"

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.core.data_samples import encode_one
 from vox_core.config import DataSource, TrainSettings
 from vox_core.contract import (
     AdapterSpec,
@@ -160,7 +161,7 @@ def test_a_document_knows_what_its_row_says() -> None:
     row = Record(
         "text", Path("a"), 1, text="some words " * 20, attributes=Attributes(difficulty="hard")
     )
-    pieces = encoder.encode(row).documents
+    pieces = encode_one(encoder, row).documents
     assert len(pieces) > 1
     assert {piece.difficulty for piece in pieces} == {3.0}
     dataset = Dataset.of((*pieces, document("b", 1)))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.core.test_data_order import contents, datasets, seeds
 from vox_core.contract import padded_groups
-from vox_core.data.batching import cut, documents_in_step, grouped, validation_batches
+from vox_core.data.batching import ValidationBatches, cut, documents_in_step, grouped
 from vox_core.data.dataset import Dataset
 
 lengths = st.lists(st.integers(1, 40), max_size=40)
@@ -67,5 +67,5 @@ def test_a_step_is_the_same_however_it_is_packed(
 @settings(max_examples=25)
 @given(datasets(), budgets)
 def test_validation_sees_every_document_once_in_packs(dataset: Dataset, budget: int) -> None:
-    rows, packs = (validation_batches(dataset, budget, way) for way in ("rows", "end-to-end"))
+    rows, packs = (ValidationBatches(dataset, budget, way) for way in ("rows", "end-to-end"))
     assert contents(tuple(rows)) == contents(tuple(packs))

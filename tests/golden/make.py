@@ -13,6 +13,7 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 
+from tests.core.data_samples import encode_one
 from tests.golden.cases import CASES, record
 from tests.golden.families import FAMILIES, RENDERED, tokenizer
 from tests.malformed.make import EXPECTED
@@ -42,7 +43,7 @@ def tokens(name: str) -> str:
     found = {}
     for case in CASES:
         try:
-            (document,) = encoder.encode(record(case)).documents
+            (document,) = encode_one(encoder, record(case)).documents
         except RenderError:
             continue
         found[case] = {"tokens": document.tokens_T.tolist(), "weights": _runs(document)}

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from transformers.utils import chat_template_utils
 
+from tests.core.data_samples import encode_one
 from tests.golden import make
 from tests.golden.cases import CASES, given, record
 from tests.golden.families import FAMILIES, REAL, RENDERED, TEMPLATES, tokenizer
@@ -101,7 +102,7 @@ def test_every_template_is_used_and_has_its_origin() -> None:
 @cache
 def encoded(name: str, case: str) -> tuple[Document, Rendered]:
     encoder = make.encoder_of(name)
-    (document,) = encoder.encode(record(case)).documents
+    (document,) = encode_one(encoder, record(case)).documents
     return document, encoder.renderer.render(record(case))
 
 

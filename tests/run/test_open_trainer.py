@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import vox_core as vox
+from tests.core.data_samples import encode_one
 from tests.run.bigram import HEAD, Bigram
 from tests.run.conftest import TALK
 from vox_core.contract import Notice, Objective, OptimizerSpec, Side, Step, Weighed
@@ -84,7 +85,7 @@ def tensors(opened) -> dict[str, bytes]:
 
 def whole(base: Path) -> list:
     encoder = Encoder(load_tokenizer(base), 2048)
-    return [encoder.encode(parse_row(dict(row))).documents[0] for row in ROWS]
+    return [encode_one(encoder, parse_row(dict(row))).documents[0] for row in ROWS]
 
 
 def test_a_supervised_step_is_that_of_a_run(trainer, base: Path) -> None:

@@ -18,11 +18,9 @@ from vox_core.run.load import (
     OpenBase as OpenBase,
     apart as apart,
     open_base as open_base,
-    prompt_tokens as prompt_tokens,
     OpenModel as OpenModel,
     Question as Question,
     open_model as open_model,
     prompt_text as prompt_text,
 )
 from vox_core.run.sampling import Sampling as Sampling
-from vox_core.run.sampling import log_prob as log_prob, next_token as next_token

@@ -14,7 +14,7 @@ from vox_core.data.batching import (
     epochs_after as epochs_after,
     micro_batches as micro_batches,
     steps_for as steps_for,
-    validation_batches as validation_batches,
+    ValidationBatches as ValidationBatches,
 )
 from vox_core.data.dataset import Dataset as Dataset
 from vox_core.data.encode import Document as Document

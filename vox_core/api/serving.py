@@ -2,7 +2,6 @@
 
 from vox_core.listening import (
     LOOPBACK as LOOPBACK,
-    MIN_KEY as MIN_KEY,
     is_loopback as is_loopback,
     listening as listening,
     require_key as require_key,

@@ -294,17 +294,12 @@ def _filled(sizes: Sequence[int], most: int) -> list[int]:
     return starts
 
 
-def validation_batches(
-    dataset: Dataset, micro_batch_tokens: int, packing: Packing = "rows"
-) -> Sequence[Batch]:
-    """Yield batches with every document once."""
-    return _Batches(dataset, micro_batch_tokens, packing)
+class ValidationBatches(Sequence[Batch]):
+    """Batches with every document once, made one at a time: all may not fit into memory."""
 
-
-class _Batches(Sequence[Batch]):
-    """Micro-batches of documents that may not fit into memory."""
-
-    def __init__(self, documents: Dataset, micro_batch_tokens: int, packing: Packing) -> None:
+    def __init__(
+        self, documents: Dataset, micro_batch_tokens: int, packing: Packing = "rows"
+    ) -> None:
         self._documents = documents
         self._groups = grouped(documents.lengths_D.tolist(), micro_batch_tokens, packing)
 

@@ -114,13 +114,6 @@ class Encoder:
         self.renderer = Renderer(tokenizer)
         self.bos = cast("int | None", tokenizer.bos_token_id)
 
-    def encode(self, record: Record) -> Encoded:
-        """Encode one record; a `RenderError` if the chat template refuses it."""
-        (found,) = self.encode_many([record])
-        if found.fault:
-            raise RenderError(found.fault)
-        return found
-
     def encode_many(self, records: Sequence[Record]) -> list[Encoded]:
         """Encode records together, which is much faster."""
         rows = [self._rendered(record) for record in records]

@@ -143,10 +143,8 @@ def _rows(
         match format_.kind:
             case "json":
                 yield from json_rows(file)
-            case "csv":
-                yield from table_rows(file, ",", fields)
-            case "tsv":
-                yield from table_rows(file, "\t", fields)
+            case "csv" | "tsv":
+                yield from table_rows(file, "," if format_.kind == "csv" else "\t", fields)
             case "text":
                 yield from text_rows(file)
             case _:

@@ -29,11 +29,11 @@ from vox_core.contract import (
 )
 from vox_core.data.batching import (
     StepBatches,
+    ValidationBatches,
     cut,
     cut_groups,
     documents_in_step,
     epochs_after,
-    validation_batches,
 )
 from vox_core.data.rows import learns_from_answers
 from vox_core.errors import StorageError, TrainingError, WorkError, command
@@ -330,7 +330,7 @@ class Documents:
         made, valid = self._plan.execution, self._plan.data.valid
         assert valid is not None
         if self._plan.inputs.objective is None:
-            batches = validation_batches(valid, made.micro_batch_tokens, made.packing)
+            batches = ValidationBatches(valid, made.micro_batch_tokens, made.packing)
             return Validation(learner.step, learner.evaluate(batches))
         parts, _, groups = _compared(made, valid, range(len(valid)), self._valid)
         return Validation(learner.step, learner.evaluate(parts, groups))

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.core.data_samples import chat, completion, text
+from tests.core.data_samples import chat, completion, encode_one, text
 from tests.core.tiny_tokenizer import FAMILIES, tiny_tokenizer
 
 from vox_core.contract import DataPolicy
@@ -42,7 +42,7 @@ def test_what_is_shown_is_what_is_trained(family: str, kind: str) -> None:
         pytest.skip("a conversation needs a template")
     record = RECORDS[kind]
     encoder = Encoder(tiny_tokenizer(family), 999)
-    (document,) = encoder.encode(record).documents
+    (document,) = encode_one(encoder, record).documents
     seen = look(family, record)
     assert [*seen.ids] == document.tokens_T.tolist()
     assert [*seen.weights] == document.weights_T.tolist()
@@ -75,7 +75,7 @@ def test_what_is_cut_away_is_shown_and_not_trained() -> None:
 def test_a_long_text_is_shown_in_its_pieces() -> None:
     record = text("the answer is a number, " * 9)
     seen = look("chatml", record, 16)
-    pieces = Encoder(tiny_tokenizer("chatml"), 16).encode(record).documents
+    pieces = encode_one(Encoder(tiny_tokenizer("chatml"), 16), record).documents
     assert seen.cut == "split" and len(seen.starts) == len(pieces) - 1 > 2
     for start, piece in zip((0, *seen.starts), pieces, strict=True):
         after = [*seen.ids[max(0, start - 1) :]][: len(piece)]

@@ -385,6 +385,6 @@ def _some(run: RunPlan) -> Sequence[Batch]:
     if run.data.valid is None:
         return ()
     plan = run.execution
-    every = plans.validation_batches(run.data.valid, plan.micro_batch_tokens, plan.packing)
+    every = plans.ValidationBatches(run.data.valid, plan.micro_batch_tokens, plan.packing)
     stride = max(1, run.data.valid.tokens // TOKENS)
     return [every[index] for index in range(0, len(every), stride)]
