@@ -79,7 +79,13 @@ class Weighed:
 
 
 class Reward(ABC):
-    """Judges the answers of a model that learns from its own."""
+    """Judges the answers of a model that learns from its own.
+
+    Attributes:
+        needs_answer: rows without an answer are refused before the run.
+    """
+
+    needs_answer: bool = False
 
     @abstractmethod
     def judge(self, row: Mapping[str, object], answer: str) -> float:

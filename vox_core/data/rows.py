@@ -33,9 +33,11 @@ from typing import Any, Literal, TypeAlias
 from vox_core.contract import SFT, Objective, ObjectiveSpec, Reward
 from vox_core.data.faults import RowError, all_of, faulty, json_type, text_of
 from vox_core.data.fields import (
+    ANSWER_OPTIONAL,
     ANSWERS,
     ATTRIBUTES,
     CHATS,
+    NO_ANSWER,
     NO_ATTRIBUTES,
     PAIR,
     PROMPTS,
@@ -44,6 +46,7 @@ from vox_core.data.fields import (
     TEXTS,
     TOOLS,
     Attributes,
+    FieldMap,
     Fields,
     attributes_of,
     refuse_misspelt,
@@ -112,8 +115,9 @@ def parse_row(values: dict[str, object], source: Path = NO_FILE, line: int = 0) 
         partial(_refuse_unsupported, values, ("documents",)),
         partial(_unused, fields),
     )
+    form = "prompt" if values.get("completion") == NO_ANSWER else said.form
     record: Record = replace(
-        said, source=source, line=line, unused=unused, tools=tools, attributes=attributes
+        said, source=source, line=line, unused=unused, tools=tools, attributes=attributes, form=form
     )
     return record
 
@@ -429,6 +433,14 @@ def identity_of(spec: ObjectiveSpec) -> list[object]:
 def learns_from_answers(objective: Objective | None) -> bool:
     """Whether the model answers prompts, and learns from its answers."""
     return objective is not None and "rollouts" in objective.needs
+
+
+def fields_for(spec: ObjectiveSpec, fields: FieldMap, reward: str | None = None) -> FieldMap:
+    """Return `[data.fields]` for an objective: a row needs no answer where the model answers,
+    unless the reward does. A function of a file, which may be gone, is not loaded."""
+    needs = reward is not None and ":" not in reward and load_reward(reward).needs_answer
+    alone = learns_from_answers(objective_of(spec)) and not needs
+    return {**fields, ANSWER_OPTIONAL: ""} if alone else fields
 
 
 def examples_of(spec: ObjectiveSpec) -> Examples | None:

@@ -28,6 +28,7 @@ from vox_core.api.rows import (
     RowFault,
     chosen_rows,
     examples_of,
+    fields_for,
     find_split,
     next_step,
     open_source,
@@ -207,7 +208,9 @@ def _check_file(
             progress(f"checking {path.name}", done, size)
 
     file, faults = report.files[-1], report.faults
-    source = open_source(path, settings.fields)
+    source = open_source(
+        path, fields_for(settings.objective_spec, settings.fields, settings.reward)
+    )
     for number, found in read_lines(path, source.lines, tell):
         if isinstance(found, RowError):
             file.faulty += 1
@@ -229,7 +232,8 @@ def _check_fit(
 ) -> None:
     """Count the well-formed rows that the objective cannot use."""
     path = Path(file.path)
-    for number, _, line in raw_lines(open_source(path, settings.fields).lines):
+    fields = fields_for(settings.objective_spec, settings.fields, settings.reward)
+    for number, _, line in raw_lines(open_source(path, fields).lines):
         if misfit := row_of(line, path, number, examples, line).misfit:
             file.faulty += 1
             file.rows -= 1

@@ -24,6 +24,7 @@ from vox_core.api.rows import (
     Progress,
     RowSource,
     chosen_rows,
+    fields_for,
     find_split,
     is_remote,
     open_source,
@@ -170,9 +171,10 @@ def stats(
     if tokenise:
         told = _tokens(settings, progress, observe)
     train, valid = find_split(settings.data, settings.valid)
+    fields = fields_for(settings.objective_spec, settings.fields, settings.reward)
     return StatsReport(
-        _stats(train, settings.fields, told["train"], progress),
-        _stats(valid, settings.fields, told["valid"], progress) if valid else None,
+        _stats(train, fields, told["train"], progress),
+        _stats(valid, fields, told["valid"], progress) if valid else None,
     )
 
 
@@ -290,8 +292,9 @@ def spread(values: Sequence[float]) -> Spread:
     """Summarise at least one finite number."""
     sorted_R = np.sort(np.asarray(values, np.float64))
     found = sorted_R[np.array(_ranks(len(values))) - 1].tolist()
-    mean, ends = float(sorted_R.mean()), sorted_R[[0, -1]].tolist()
-    return Spread(len(values), mean, *ends, dict(zip(PERCENTILES, found, strict=True)))
+    smallest, mean, largest = (float(each) for each in (sorted_R[0], sorted_R.mean(), sorted_R[-1]))
+    percentiles = dict(zip(PERCENTILES, found, strict=True))
+    return Spread(len(values), mean, smallest, largest, percentiles)
 
 
 def _ranks(rows: int) -> list[int]:
