@@ -2,11 +2,7 @@
 steps that train nothing.
 """
 
-from vox_core.adapter.targets import (
-    HasShape as HasShape,
-    parameter_names as parameter_names,
-    quantised_modules as quantised_modules,
-)
+from vox_core.adapter.targets import HasShape as HasShape
 from vox_core.config import TrainSettings as TrainSettings
 from vox_core.data.batching import (
     cut as cut,
@@ -30,7 +26,6 @@ from vox_core.run.loop import is_validated as is_validated
 from vox_core.run.plan import (
     has_linear_attention as has_linear_attention,
     has_tied_head as has_tied_head,
-    positions as positions,
     possible_quants as possible_quants,
     text_config as text_config,
     vocabulary_size as vocabulary_size,

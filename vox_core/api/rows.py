@@ -58,5 +58,4 @@ from vox_core.data.tokenizer import (
     special_ids as special_ids,
     tokenise as tokenise,
 )
-from vox_core.models import Progress as Progress
 from vox_core.run.inputs import Opener as Opener, chosen_rows as chosen_rows

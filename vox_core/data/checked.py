@@ -162,6 +162,11 @@ class CheckedFile:
         """The file that `sha256` and `state` are of: of a remote data set, its rows."""
         return self.lines if is_remote(self.path) else self.path
 
+    @property
+    def faults(self) -> list[Placed]:
+        """Faults of malformed rows, until rows are chosen."""
+        return [Placed(self.path, line, fault) for line, fault in _facts(self).faults]
+
     def uses(self, line: int) -> bool:
         """Whether the row in this line is used."""
         return self.chosen is None or line in self.chosen
@@ -203,11 +208,9 @@ def check_files(
             D010, a plugin or library is missing; D011 and D012, of a remote data set.
     """
     require_files([path for path in paths if not is_remote(path)])
-    checked, faults = [_checked(path, fields, progress) for path in paths], list[Placed]()
-    for file in checked:
-        if not skip or not file.rows:
-            faults += (Placed(file.path, line, fault) for line, fault in _facts(file).faults)
-    if none := [file.path for file in checked if not file.rows and not _facts(file).faults]:
+    checked = [_checked(path, fields, progress) for path in paths]
+    faults = [fault for file in checked if not (skip and file.rows) for fault in file.faults]
+    if none := [file.path for file in checked if not file.rows and not file.faults]:
         raise empty(none)
     if faults:
         raise malformed([*dict.fromkeys(each.path for each in faults)], faults, skip)

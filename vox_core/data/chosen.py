@@ -32,9 +32,10 @@ from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import DataPolicy
 from vox_core.data.checked import CheckedFile, CheckedRows, check_files
 from vox_core.data.fields import NO_FIELDS, FieldMap
-from vox_core.data.records import Placed, RowPlace, listed
+from vox_core.data.records import RowPlace, listed
 from vox_core.data.row_facts import (
     CODES,
+    FILTERS,
     HELD_OUT,
     KEPT,
     MALFORMED,
@@ -59,10 +60,6 @@ _NEAR_FILE = "pairs.npz"
 
 _LONGEST, _SHOWN, _NEAREST = 60, 10, 1000
 """Characters of a value in a message; values listed; values searched for the one that is meant."""
-_FILTERS = {"category": "category", "lane": "lane", "tag": "tags"}
-"""Flag -> column of the facts."""
-
-
 SHOWN = 3
 IN_JSON = 20
 LISTED = 10_000
@@ -214,12 +211,7 @@ def _checked(pairs: object, count: int, finder: Found) -> Pairs:
 
 
 def _require_few_malformed(train: CheckedRows, valid: CheckedRows, most: float) -> None:
-    faults = [
-        Placed(file.path, line, fault)
-        for side in (train, valid)
-        for file, facts in zip(side.files, side.facts, strict=True)
-        for line, fault in facts.faults
-    ]
+    faults = [fault for file in (*train.files, *valid.files) for fault in file.faults]
     malformed = sum(facts.malformed for side in (train, valid) for facts in side.facts)
     rows = malformed + len(train) + len(valid)
     if (share := malformed / rows) <= most:
@@ -237,7 +229,7 @@ def _require_few_malformed(train: CheckedRows, valid: CheckedRows, most: float) 
 
 def _require_known(train: CheckedRows, policy: DataPolicy) -> None:
     """Refuse a filter that names a value that no row has."""
-    for flag, name in _FILTERS.items():
+    for flag, name in FILTERS.items():
         wanted = getattr(policy, flag)
         there = value_counts(train.facts, name) if wanted else Counter[str]()
         if unknown := [value for value in wanted if value not in there]:

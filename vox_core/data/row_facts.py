@@ -62,7 +62,8 @@ CODES = {name: code for code, name in enumerate(NAMES)}
 
 NO_VALUE = -1
 """Code of a row without the attribute."""
-_NAMED = ("category", "lane", "tags")
+FILTERS = {"category": "category", "lane": "lane", "tag": "tags"}
+"""Filter -> column that has a code for each of its values."""
 _ROW = struct.Struct("<q16s16sqdiii")
 _COLUMNS = {
     "line_R": "<i8",
@@ -70,7 +71,7 @@ _COLUMNS = {
     "whole_R2": "(2,)<u8",
     "chars_R": "<i8",
     "rating_R": "<f8",
-    **{f"{name}_R": "<i4" for name in _NAMED},
+    **{f"{name}_R": "<i4" for name in FILTERS.values()},
 }
 _FILE = "facts.npz"
 _TOLD_EVERY = 10_000
@@ -119,7 +120,7 @@ class FactCollector:
     def __init__(self) -> None:
         self.rows = 0
         self._packed = bytearray()
-        self._known: dict[str, dict[Any, int]] = {name: {} for name in _NAMED}
+        self._known: dict[str, dict[Any, int]] = {name: {} for name in FILTERS.values()}
         self._faults: list[tuple[int, RowFault]] = []
         self._unused: Counter[str] = Counter()
 
@@ -272,13 +273,11 @@ def filtered(facts: RowFacts, policy: DataPolicy) -> Codes:
         refused["unrated"] = unrated_R
     if policy.min_rating is not None:
         refused["rating"] = ~unrated_R & (facts.rating_R < policy.min_rating)
-    for name in ("category", "lane"):
+    for name, column in FILTERS.items():
         if wanted := getattr(policy, name):
-            fits = [value in wanted for value in facts.names[name]]
-            refused[name] = ~_of_code(fits, getattr(facts, f"{name}_R"))
-    if policy.tag:
-        fits = [not {*policy.tag}.isdisjoint(tags) for tags in facts.names["tags"]]
-        refused["tag"] = ~_of_code(fits, facts.tags_R)
+            each = ({*tags} if name == "tag" else {tags} for tags in facts.names[column])
+            fits = [not values.isdisjoint(wanted) for values in each]
+            refused[name] = ~_of_code(fits, getattr(facts, f"{column}_R"))
     refused["too short"] = facts.chars_R < policy.min_chars
     if policy.max_chars:
         refused["too long"] = facts.chars_R > policy.max_chars

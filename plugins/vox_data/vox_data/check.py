@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vox_core.api.models import Observe, ignore
+from vox_core.api.models import Observe, Progress, ignore
 from vox_core.api.rows import (
     Audit,
     Examples,
     Opener,
-    Progress,
     Record,
     Renderer,
     RenderError,

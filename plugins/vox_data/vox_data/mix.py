@@ -30,7 +30,6 @@ from vox_core.api.files import (
 from vox_core.api.rows import (
     CACHE_VERSION,
     CheckedFile,
-    Placed,
     apportion,
     check_files,
     find_split,
@@ -209,11 +208,7 @@ def _checked(
 
 def _faults(checked: Sequence[CheckedFile]) -> Iterator[str]:
     """The first faults of the rows that were left out."""
-    faults = (
-        Placed(file.path, line, fault)
-        for file in checked
-        for line, fault in (file.facts.faults if file.facts else ())
-    )
+    faults = (fault for file in checked for fault in file.faults)
     yield from (str(fault) for _, fault in zip(range(_FAULTS_KEPT), faults, strict=False))
 
 

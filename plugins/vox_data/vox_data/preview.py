@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from vox_core.api.files import write_text
-from vox_core.api.models import Observe, ignore
+from vox_core.api.models import Observe, Progress, ignore
 from vox_core.api.rows import (
     Audit,
     CheckedFile,
     Examples,
     Finding,
     Opener,
-    Progress,
     Record,
     RowError,
     build_dataset,

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vox_core.api.models import Observe, ignore
+from vox_core.api.models import Observe, Progress, ignore
 from vox_core.api.rows import (
     CheckedFile,
     FieldMap,
     Opener,
-    Progress,
     RowSource,
     chosen_rows,
     fields_for,

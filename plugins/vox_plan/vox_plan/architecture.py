@@ -14,12 +14,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vox_core.api.models import parameter_names, quantised_modules
 from vox_core.api.plans import (
     HasShape,
     has_linear_attention,
     has_tied_head,
-    parameter_names,
-    quantised_modules,
     text_config,
     vocabulary_size,
 )

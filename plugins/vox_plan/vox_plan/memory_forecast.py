@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vox_core.api.generating import cache_bytes, most_rows
+from vox_core.api.models import positions
 from vox_core.api.plans import (
     Device,
     MemoryProfile,
     RunPlan,
-    positions,
     possible_quants,
 )
 from vox_core.contract import Quant
