@@ -45,6 +45,7 @@ from vox_core.data.row_facts import (
 )
 from vox_core.data.rows import Record as Record, fields_for as fields_for, read_row as read_row
 from vox_core.data.rows import Examples as Examples, examples_of as examples_of, row_of as row_of
+from vox_core.data.rows import objective_of as objective_of
 from vox_core.data.batching import apportion as apportion
 from vox_core.data.source import (
     RowSource as RowSource,

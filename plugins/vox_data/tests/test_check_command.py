@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from vox_core.api.rows import RowFault
+from vox_core.contract import RowStream
 from vox_data.check import FaultCounts
 
 LOADING = "loading the tokenizer …\n"
@@ -83,6 +84,67 @@ def test_rows_are_tried_with_the_objective_and_its_fields_count_as_used(vox) -> 
     assert "        1  --objective kto" in lines
     assert any(line.startswith("- judged.jsonl, line 2: found no label") for line in lines)
     assert lines[-1].startswith("next: correct these lines")
+
+
+JUDGED = '{"prompt": "a", "completion": "b", "label": %s}\n'
+CHOSEN = '{"prompt": "how?", "chosen": "so", "rejected": "no"}\n'
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "more"),
+    [
+        (CHOSEN, (), ("--objective", "dpo")),
+        (CHOSEN, ("--objective", "sft"), ("--objective", "dpo")),
+        (CHOSEN + GOOD, (), ()),
+        (JUDGED % "true" + JUDGED % "false", (), ("--objective", "kto")),
+        (JUDGED % "1" + JUDGED % "0", (), ("--objective", "kto")),
+        (JUDGED % "true" + GOOD, (), ()),
+        (JUDGED % '"good"', (), ()),
+        (JUDGED % "true", ("--objective", "sft"), ("--objective", "sft")),
+        (GOOD, ("--objective", "grpo"), ("--objective", "grpo", "--reward", "exact")),
+        (GOOD, ("--objective", "ppo"), ("--objective", "ppo", "--reward", "exact")),
+    ],
+)
+def test_the_next_command_is_one_that_trains_the_rows(vox, rows, given, more) -> None:
+    """What it refuses comes before the model, which is missing."""
+    Path("rows.jsonl").write_text(rows)
+    command = ("train", "rows.jsonl", *more)
+    assert vox("data", "check", "rows.jsonl", *given).out.endswith(
+        f"next: vox {' '.join(command)}\n"
+    )
+    assert "no-such-model" in (refused := vox(*command, "--model", "no-such-model").err)
+    assert "error[VOX-M" in refused, refused
+
+
+def test_a_reward_or_teacher_that_has_to_be_chosen_is_said(vox, tmp_path) -> None:
+    Path("rows.jsonl").write_text('{"prompt": "how?"}\n' + GOOD)
+    assert vox("data", "check", "rows.jsonl").code == 2
+    done = vox("data", "check", "rows.jsonl", "--objective", "grpo")
+    assert done.out.splitlines() == [
+        "rows.jsonl: 1 prompt, 1 prompt/completion",
+        "no problems found",
+        "next: write a reward (rows without an answer need one of your own), then "
+        "vox train rows.jsonl --objective grpo --reward FILE.py:FUNCTION",
+    ]
+    done = vox("data", "check", "rows.jsonl", "--objective", "distill")
+    assert done.out.endswith(
+        "next: choose a teacher with the same tokenizer, then "
+        "vox train rows.jsonl --objective distill --teacher MODEL\n"
+    )
+    Path("vox.toml").write_text('[train]\nobjective = "grpo"\nreward = "f.py:reward"\n')
+    assert vox("data", "check", "rows.jsonl").out.endswith("next: vox train rows.jsonl\n")
+    Path("vox.toml").write_text('[train]\nobjective = "grpo"\nreward = "exact"\n')
+    refused = vox("data", "check", "rows.jsonl")
+    assert refused.code == 2 and "rows.jsonl, line 1: found none of completion" in refused.out
+
+
+def test_tasks_of_reasoning_gym_have_a_reward_of_their_own(
+    vox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = RowStream([{"prompt": "how?", "completion": "so", "gym": {}}], "legs")
+    monkeypatch.setattr("vox_objectives.gym.open_task", lambda _: rows)
+    done = vox("data", "check", "gym:leg_counting?size=2", "--objective", "grpo")
+    assert done.out.endswith("'gym:leg_counting?size=2' --objective grpo --reward gym\n")
 
 
 def test_faults_by_kind_and_the_first_of_them_whole(vox) -> None:

@@ -10,7 +10,7 @@ memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from vox_core.api.rows import (
     fields_for,
     find_split,
     next_step,
+    objective_of,
     open_source,
     place_of,
     raw_lines,
@@ -37,9 +38,15 @@ from vox_core.api.rows import (
     row_of,
 )
 from vox_core.api.settings import TrainSettings
-from vox_core.contract import SFT
-from vox_core.errors import ConfigError, InputError
+from vox_core.contract import SFT, ObjectiveSpec
+from vox_core.errors import BackendError, ConfigError, InputError
 
+_TO_CHOOSE = {
+    "FILE.py:FUNCTION": "write a reward (rows without an answer need one of your own), then",
+    "MODEL": "choose a teacher with the same tokenizer, then",
+}
+"""What to do before the next command, by the placeholder in it."""
+_OWN_REWARD, _TEACHER = _TO_CHOOSE
 SHOWN = 20
 SHOWN_OF_A_KIND = 5
 
@@ -99,6 +106,7 @@ class CheckReport:
         template: the model whose chat template was applied, if any.
         compares: the objective compares the answers of a row.
         audits: "training" and "validation" -> audit of the masks, where no row is faulty.
+        lacks: settings that `vox train` needs beside the given ones, where no row is faulty.
         error: what else `vox train` would refuse.
     """
 
@@ -107,6 +115,7 @@ class CheckReport:
     files: list[FileReport] = field(default_factory=list)
     faults: FaultCounts = field(default_factory=FaultCounts)
     audits: Mapping[str, Audit] = field(default_factory=dict)
+    lacks: Mapping[str, str] = field(default_factory=dict)
     error: InputError | None = None
 
     @property
@@ -124,10 +133,13 @@ class CheckReport:
         return not (self.faults.total or self.notes or wrong)
 
     @property
-    def trains(self) -> bool:
-        """Whether `vox train` trains any of the rows."""
-        forms = {form for file in self.files for form in file.forms}
-        return self.compares or bool(forms - {"preference"})
+    def choice(self) -> str:
+        """Choice to make before `vox train`; empty if there is none."""
+        return next((_TO_CHOOSE[each] for each in self.lacks.values() if each in _TO_CHOOSE), "")
+
+    @property
+    def forms(self) -> set[str]:
+        return {form for file in self.files for form in file.forms}
 
     @property
     def next(self) -> str:
@@ -187,6 +199,8 @@ def check(
     if examples and report.sound:
         for file in report.files:
             _check_fit(file, report.faults, settings, examples)
+    if report.sound:
+        report.lacks = _lacks(settings, report)
     if opener and report.sound:
         try:
             report.audits = _audits(settings, opener, progress)
@@ -230,13 +244,54 @@ def _check_fit(
     file: FileReport, faults: FaultCounts, settings: TrainSettings, examples: Examples
 ) -> None:
     """Count the well-formed rows that the objective cannot use."""
+    for place, misfit in _misfits(file, settings, examples):
+        file.faulty += 1
+        file.rows -= 1
+        faults.count(f"--objective {settings.objective}", f"{place}: {misfit}")
+
+
+def _misfits(
+    file: FileReport, settings: TrainSettings, examples: Examples
+) -> Iterator[tuple[str, str]]:
+    """Yield the place of each row that an objective cannot use, and why."""
     path = Path(file.path)
     fields = fields_for(settings.objective_spec, settings.fields, settings.reward)
     for number, _, line in raw_lines(open_source(path, fields).lines):
         if misfit := row_of(line, path, number, examples, line).misfit:
-            file.faulty += 1
-            file.rows -= 1
-            faults.count(f"--objective {settings.objective}", f"{place_of(path, number)}: {misfit}")
+            yield place_of(path, number), misfit
+
+
+def _lacks(settings: TrainSettings, report: CheckReport) -> dict[str, str]:
+    """Settings without which `vox train` would refuse these rows, or ignore what they are for."""
+    if evident := _evident_objective(settings, report):
+        return {"objective": evident}
+    objective = objective_of(settings.objective_spec)
+    needs, lacks = objective.needs if objective else (), dict[str, str]()
+    if "rewards" in needs and settings.reward is None:
+        of_gym = all(file.path.startswith("gym:") for file in report.files)
+        lacks["reward"] = "gym" if of_gym else _OWN_REWARD if "prompt" in report.forms else "exact"
+    if "teacher" in needs and settings.teacher is None:
+        lacks["teacher"] = _TEACHER
+    return lacks
+
+
+def _evident_objective(settings: TrainSettings, report: CheckReport) -> str | None:
+    """The objective that the rows are made for, where supervised training was not chosen for them
+    or could train none: pairs of answers, or answers that each have a label."""
+    if settings.objective != SFT.name:
+        return None
+    if report.forms == {"preference"}:
+        return "dpo"
+    labelled = all(file.unused["label"] == file.rows for file in report.files)
+    if not labelled or "objective" in settings.model_fields_set:
+        return None
+    try:
+        examples = examples_of(ObjectiveSpec("kto"))
+    except BackendError:  # not installed
+        return None
+    assert examples is not None
+    fits = not any(True for file in report.files for _ in _misfits(file, settings, examples))
+    return "kto" if fits else None
 
 
 def _refusal(renderer: Renderer, record: Record) -> str:

@@ -88,19 +88,21 @@ def check(
         ctx.exit(FAULTY)
     if not as_json:
         click.echo("no problems found")
-        objective = "" if report.trains else " --objective dpo"
-        click.echo(printable(f"next: {_train_command(ctx)}{objective}"))
+        step = ("next:", report.choice, _train_command(ctx, report.lacks))
+        click.echo(printable(" ".join(filter(None, step))))
 
 
-def _train_command(ctx: click.Context) -> str:
-    """`vox train` with the files and flags of this command."""
-    words = ["vox", "train"]
+def _train_command(ctx: click.Context, more: Mapping[str, str]) -> str:
+    """`vox train` with the files and flags of this command, and `more`."""
+    words, left = ["vox", "train"], {**ctx.params, **more}
     for param in ctx.command.params:
-        value = ctx.params.get(param.name or "")
+        value = left.pop(param.name or "", None)
         values = value if isinstance(value, tuple) else () if value in (None, False) else (value,)
         for each in values:
             words += [param.opts[0]] if isinstance(param, click.Option) else []
             words += [str(each)] if each is not True else []
+    for name, value in left.items():
+        words += [f"--{name}", value]
     return shlex.join(words)
 
 
