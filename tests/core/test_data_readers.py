@@ -190,6 +190,19 @@ def test_cells_that_are_no_texts(tmp_path: Path) -> None:
     assert (second.attributes.rating, second.attributes.difficulty) == (None, 0.5)
 
 
+def test_a_rating_that_is_no_number_is_missing_as_in_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text,rating,difficulty\na,nan,NaN\nb,2.5,-nan\n")
+    found = [record.attributes for record in load_records([path])]
+    assert [each.rating for each in found] == [None, 2.5]
+    assert [each.difficulty for each in found] == [None, None]
+    path.write_text("text,rating\na,inf\nb,1e400\nc,n/a\n")
+    with pytest.raises(DataError) as caught:
+        check_files([path])
+    fault = 'found a string as "rating", expected a number'
+    assert [*caught.value.faults] == [f"{path}, row {n}: {fault}" for n in (1, 2, 3)]
+
+
 def test_labels_of_a_table_are_true_or_false(tmp_path: Path) -> None:
     """As pandas and datasets write them; only `kto` reads them."""
     path = tmp_path / "rows.csv"

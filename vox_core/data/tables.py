@@ -2,10 +2,11 @@
 
 Of a table the first row names the columns, and every other has as many cells.
 
-Cells are texts; an empty one is not there. What a text cannot be is read out of it: messages, tools
-and tags from JSON, a rating from a number, a label from True or False. A row with more or fewer
-cells than there are columns is a fault: what follows a comma that should have been quoted would
-stand in the wrong column. Names of which no row can be made are one fault, of the header.
+Cells are texts; empty ones and ratings of NaN are not there. What a text cannot be is read out of
+it: messages, tools and tags from JSON, a rating from a number, a label from True or False. A row
+with more or fewer cells than there are columns is a fault: what follows a comma that should have
+been quoted would stand in the wrong column. Names of which no row can be made are one fault, of the
+header.
 
 A text file is one document of the form text: blank lines separate paragraphs, not documents. One of
 more than `PIECE` bytes is several documents, each cut at a line end, because a row has a bounded
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -144,7 +146,8 @@ def _value(name: str, value: object) -> object:
             raise RowError(*inner) from None
     if name in _NUMBERS:
         with suppress(ValueError):
-            return float(value)
+            number = float(value)
+            return number if math.isfinite(number) else value if math.isinf(number) else None
     return _LABELS.get(value.lower(), value) if name == "label" else value
 
 
