@@ -171,6 +171,19 @@ def test_rows_of_python_that_are_none(
     assert not given.exists() or not [*given.iterdir()]
 
 
+def test_faults_of_rows_of_python_name_the_row_and_not_its_copy(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    rows = [{"text": "a"}, {"txt": "b"}, {"text": ""}, *[{"text": "", "n": n} for n in range(6)]]
+    with pytest.raises(DataError) as raised:
+        vox.train(model=tiny("llama"), data=rows, **QUICK)
+    first, second = raised.value.faults
+    assert first.startswith("the given rows, row 2: found the fields txt, expected one of")
+    assert second.startswith("the given rows, row 3, 4, 5, 6, 7 and 2 more: found nothing in")
+    assert str(tmp_path / "cache/given") in str(raised.value.where)
+
+
 def test_events_come_by_callback_and_ctrl_c_keeps_the_run(
     tiny: Callable[..., Path], data: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,8 @@ def place_of(path: Path, number: int) -> str:
     """Format a row's place for messages: a line of JSONL, or a row; 0 is the whole file."""
     if not number:
         return str(path)
+    if path.parent == cache_root() / GIVEN:
+        return f"the given rows, row {number}"
     return f"{path}, {'line' if format_of(path).kind == 'jsonl' else 'row'} {number}"
 
 
