@@ -19,6 +19,7 @@ from tests.core.tiny_tokenizer import (
     make_tokenizer,
     tiny_tokenizer,
 )
+from vox_core.contract import ObjectiveSpec
 from vox_core.data import dataset_cache
 from vox_core.data.audit import FINDINGS, Audit, audit, require_sound, vocabulary_of
 from vox_core.data.checked import check_files
@@ -69,6 +70,7 @@ CASES = {
     "system-trained": Case(chat(*SOUND, system="Be brief."), "generation", SYSTEM_MARKED),
     "prompt-trained": Case(chat("a question", "a word"), "generation", ALL_MARKED),
     "no-end": Case(chat("a", "b", "c"), "last_closed"),
+    "joined-answer": Case({"prompt": "say ", "completion": "hello there"}, "base"),
     "cut-in-answer": Case(chat("how?", "a number " * 400)),
     "cut-before-answer": Case(chat("a number " * 400, "so")),
     "nothing-trained": Case(chat("how?", "secret"), "generation", NOT_SECRET),
@@ -164,6 +166,29 @@ def test_warnings_do_not_stop(tmp_path: Path) -> None:
     told = found.to_json()
     assert (told["rows_with_trained_end"], told["rows_without_trained_end"]) == (1, 1)
     assert 0 < told["trained_share"] < 1
+
+
+@pytest.mark.parametrize("family", ["base", "base_with_bos"])
+def test_a_space_before_an_answer_belongs_to_it(family: str, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "say ", "completion": "hello"},
+        {"prompt": "say", "completion": " hello"},
+        {"prompt": "say\n", "completion": "hello"},
+        {"prompt": "say ", "completion": "+"},
+        {"text": "say hello"},
+    ]
+    data = write(tmp_path / "rows.jsonl", *rows)
+    dataset = opened(data, Case({}, family), tmp_path)
+    assert dataset.stats.places["joined-answer"] == [[0, 1]]
+    trained = [int((each.weights_T > 0).sum()) for each in dataset]
+    assert trained[:2] == [1, 2], "of the first row the end alone"
+    pair = {"prompt": "say ", "chosen": "hello", "rejected": "hello there"}
+    pairs = opened(write(data, pair), Case({}, family), tmp_path, objective=ObjectiveSpec("dpo"))
+    assert pairs.stats.counts["joined-answer"] == 1, "a row"
+    bare = "{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
+    chats = write(data, chat("the ans", "wer is"))
+    templated = opened(chats, Case({}, "chatml", bare), tmp_path).stats
+    assert templated.ended == 1 and "joined-answer" not in templated.counts, "the template's words"
 
 
 def test_what_the_assistant_quotes_is_no_prompt(tmp_path: Path) -> None:

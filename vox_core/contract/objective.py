@@ -79,13 +79,10 @@ class Weighed:
 
 
 class Reward(ABC):
-    """Judges the answers of a model that learns from its own.
-
-    Attributes:
-        needs_answer: rows without an answer are refused before the run.
-    """
+    """Judges the answers of a model that learns from its own."""
 
     needs_answer: bool = False
+    """Rows without an answer are refused before the run."""
 
     @abstractmethod
     def judge(self, row: Mapping[str, object], answer: str) -> float:

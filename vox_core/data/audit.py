@@ -94,8 +94,7 @@ def audit(dataset: Dataset, vocabulary: int | None) -> Audit:
     Args:
         vocabulary: ids that the model has embeddings for; None if it does not say.
     """
-    order = [*FINDINGS].index
-    findings = sorted(_findings(dataset, vocabulary), key=lambda finding: order(finding.id))
+    findings = sorted(_findings(dataset, vocabulary), key=lambda it: [*FINDINGS].index(it.id))
     rows, ended = dataset.stats.rows, dataset.stats.ended
     return Audit(rows, dataset.tokens, dataset.trained_tokens, ended, tuple(findings))
 
@@ -203,6 +202,11 @@ FINDINGS: dict[str, Kind] = {
         "no end-of-turn token is trained",
         "use a chat template that closes each turn with a special token, or a tokenizer with an "
         "eos_token",
+    ),
+    "joined-answer": Kind(
+        "warning",
+        "the first token of the answer begins in the prompt, and is not trained",
+        "move the prompt's part of it, mostly a space, to the start of the completion",
     ),
     "cut-in-answer": Kind(
         "warning",

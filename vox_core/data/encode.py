@@ -92,6 +92,7 @@ class Encoded:
     Args:
         rendered: the row as text; None for a preference pair.
         length: of the whole row, in tokens.
+        joined: without a template, the answer's first token begins in the prompt.
         fault: why the row cannot be rendered; empty if it can.
     """
 
@@ -101,6 +102,7 @@ class Encoded:
     cut: Cut = "none"
     dropped: Reason | None = None
     length: int = 0
+    joined: bool = False
     fault: str = ""
 
 
@@ -155,7 +157,9 @@ class Encoder:
         if not documents:
             trains = weights_T[1:].any()
             dropped = "nothing to train within seq_len" if trains else "nothing to train"
-        return Encoded(record, text, tuple(documents), cut, dropped, len(tokens_T))
+        starts = [span.start for span in text.spans if not text.templated]
+        joined = any(((tokens.begins_T < at) & (at < tokens.stops_T)).any() for at in starts)
+        return Encoded(record, text, tuple(documents), cut, dropped, len(tokens_T), joined)
 
     def _whole(self, text: Rendered, tokens: Tokens) -> tuple[Ids, Weights, list[int]]:
         """All tokens of a row, their weights, and the positions just after each trained
@@ -356,6 +360,8 @@ def _findings(encoder: Encoder, row: Encoded, rendered: Rendered) -> Iterator[st
     if text is not None and any(name in text for name in closers):
         yield "rendered-text"
     yield from _trained_words(renderer, row.record, rendered)
+    if row.joined:
+        yield "joined-answer"
     if row.dropped:
         yield _DROPPED[row.dropped]
     elif row.cut == "mid-turn":

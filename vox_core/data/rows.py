@@ -436,8 +436,7 @@ def learns_from_answers(objective: Objective | None) -> bool:
 
 
 def fields_for(spec: ObjectiveSpec, fields: FieldMap, reward: str | None = None) -> FieldMap:
-    """Return `[data.fields]` for an objective: a row needs no answer where the model answers,
-    unless the reward does. A function of a file, which may be gone, is not loaded."""
+    """Return `[data.fields]`; rows need no answer if the model gives it and no reward reads it."""
     needs = reward is not None and ":" not in reward and load_reward(reward).needs_answer
     alone = learns_from_answers(objective_of(spec)) and not needs
     return {**fields, ANSWER_OPTIONAL: ""} if alone else fields

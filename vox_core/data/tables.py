@@ -4,9 +4,8 @@ Of a table the first row names the columns, and every other has as many cells.
 
 Cells are texts; empty ones and ratings of NaN are not there. What a text cannot be is read out of
 it: messages, tools and tags from JSON, a rating from a number, a label from True or False. A row
-with more or fewer cells than there are columns is a fault: what follows a comma that should have
-been quoted would stand in the wrong column. Names of which no row can be made are one fault, of the
-header.
+with more or fewer cells than columns is a fault: what follows a comma that should have been quoted
+would stand in the wrong column. Names of which no row can be made are one fault, of the header.
 
 A text file is one document of the form text: blank lines separate paragraphs, not documents. One of
 more than `PIECE` bytes is several documents, each cut at a line end, because a row has a bounded
