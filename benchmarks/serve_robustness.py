@@ -25,7 +25,7 @@ import httpx2 as httpx
 
 from vox_testing.tiny import make_model
 
-CLIENTS, QUEUE, LONG = 12, 8, 400
+CLIENTS, ROWS, QUEUE, LONG = 12, 8, 8, 400
 MEMORY, SECONDS_OF_429, SECONDS_OF_KILL = 0.02, 0.05, 1.0
 """Allowed: growth of memory, seconds until a 429, seconds until clients see a killed worker."""
 END = {"logit_bias": {"257": -100, "258": -100, "259": -100}}  # its turn does not end early
@@ -36,7 +36,8 @@ def main(connects: str = "10000") -> None:
     with tempfile.TemporaryDirectory() as scratch:
         base = make_model("llama", Path(scratch) / "base")
         command = [str(Path(sys.executable).with_name("vox")), "serve", str(base), "--port", "0",
-                   "--backend", "cpu", "--dtype", "fp32", "--queue", str(QUEUE)]  # fmt: skip
+                   "--backend", "cpu", "--dtype", "fp32", "--max-batch", str(ROWS),
+                   "--queue", str(QUEUE)]  # fmt: skip
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1].removesuffix("/v1")
@@ -144,9 +145,9 @@ def _full_queue(url: str) -> bool:
     """The queue is filled by streams that go on; the refusals are timed."""
     body = {**BODY, "max_tokens": LONG}
     with ThreadPoolExecutor(64) as pool, httpx.Client(base_url=url, timeout=600) as client:
-        asked = [pool.submit(_whole, url, body) for _ in range(8 + QUEUE)]
+        asked = [pool.submit(_whole, url, body) for _ in range(ROWS + QUEUE)]
         seconds: list[float] = []
-        while sum(_inside(url)) < 8 + QUEUE and not all(each.done() for each in asked):
+        while sum(_inside(url)) < ROWS + QUEUE and not all(each.done() for each in asked):
             pass
         while len(seconds) < 20 and not all(each.done() for each in asked):
             started = time.perf_counter()
