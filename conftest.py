@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from vox_testing.plugin import freeze_imports  # noqa: TID251  (of the tests, not of the core)
@@ -25,6 +26,11 @@ SCHEMA = Path(__file__).parent / "docs" / "reference" / "telemetry.schema.json"
 PLUGINS = Path(__file__).parent / "plugins"
 A_TEST = 300
 """Bytes of a file that count as much as another test in it."""
+
+# A busy machine is no fault.
+_SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("vox", deadline=None, suppress_health_check=_SLOW)
+hypothesis.settings.load_profile("vox")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -75,7 +75,7 @@ def test_dtypes() -> None:
 # --- length ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seq_len=st.integers(2, 120))
 def test_a_long_conversation_keeps_whole_turns(seq_len: int) -> None:
     whole = only(encode("chatml", QUESTIONS))
@@ -113,7 +113,7 @@ def test_an_answer_that_says_nothing_and_never_ends_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("family", ["base", "base_with_bos"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(length=st.integers(1, 60), seq_len=st.integers(2, 30))
 def test_a_long_text_loses_no_token_and_trains_none_twice(
     family: str, length: int, seq_len: int

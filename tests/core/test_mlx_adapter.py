@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -136,7 +136,7 @@ def adapters(draw: st.DrawFn) -> tuple[MlxBase, AdapterState]:
     return of, AdapterState(method, modules, saved)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(adapters())
 def test_peft_to_mlx_to_peft_is_the_identity(drawn: tuple[MlxBase, AdapterState]) -> None:
     of, state = drawn
@@ -154,7 +154,7 @@ def test_peft_to_mlx_to_peft_is_the_identity(drawn: tuple[MlxBase, AdapterState]
             assert file.read_bytes() == (again / file.name).read_bytes()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(adapters())
 def test_what_mlx_lm_computes_is_the_source_but_for_one_rounding(
     drawn: tuple[MlxBase, AdapterState],
