@@ -26,10 +26,12 @@ from vox_core.errors import AdapterError
 from vox_core.run.learner import Learner
 from vox_core.weights import WeightFolder
 from vox_testing.jobs import stirred
-from vox_torch.base import load_base
+from vox_torch.base import load_base, torch_dtype
 from vox_torch.inject import Adapters
 from vox_torch.load import load
+from vox_torch.prepacked import faster
 from vox_torch.profile import DeviceProfile
+from vox_torch.trial import relative_distance, tolerance
 
 TOKENS = np.arange(5, 37, dtype=np.int64)
 
@@ -211,6 +213,45 @@ def test_a_learner_is_sampled_from_as_it_is_now(tiny, family):
         assert continued(trainer, "a") == continued(model, "now")
         assert continued(trainer, None) == continued(model, None) == base
     assert continued(trainer, "a") != base
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("qwen2", {}),  # with biases
+        ("gemma3", {"method": "dora"}),
+        ("llama", {"targets": ("q_proj", "down_proj")}),
+        ("llama", {"method": "full"}),
+    ],
+)
+def test_a_trainer_generates_with_packed_copies(tiny, family, fields, dtype):
+    """They follow each update, and are freed before documents are computed."""
+    if torch_dtype(dtype) not in faster():
+        pytest.skip(f"needs a processor on which oneDNN multiplies {dtype}")
+    folder, made = tiny(family), plan(tiny(family), dtype=dtype, **fields)
+    trainer, _ = open_trainer(folder, made)
+    learner = Learner(trainer, start(folder, made), made.contract.optimizer, 0, "a")
+    for number in range(1, 4):
+        learner.take(step(number, [documents(4, seed=number)], lr=1e-2))
+        trainer.insert(7, TOKENS, "a")
+        found, expected = trainer.advance({})[7], trainer.logits(TOKENS, "a")[-1]
+        trainer.remove(7)
+        base, copied = trainer._adapters.base, trainer._by_row._copies
+        embedding = base.get_input_embeddings().weight
+        expected_copies = {
+            layer
+            for path, layer in base.named_modules()
+            if type(layer) is torch.nn.Linear and "lora_" not in path
+            if layer.weight is not embedding
+        }
+        assert copied.keys() == expected_copies and len(copied) >= 14
+        freed = [weakref.ref(each) for each in copied.values()]
+        distance = relative_distance(torch.tensor(found), torch.tensor(expected))
+        assert distance <= tolerance(base)
+    trainer.log_probs(batch(documents(2)), "a")
+    gc.collect()
+    assert not [each for each in freed if each() is not None]
 
 
 def test_an_adapter_of_another_base_is_refused_and_leaves_nothing(tiny):

@@ -173,6 +173,8 @@ class TorchModel(Model):
             documents: documents are scored, in the layout of `self._loss`.
         """
         self._select(adapter, dropout)
+        if documents and self._by_row is not None:
+            self._by_row.release()  # the pass needs the memory
         base = self._adapters.base
         together = documents and isinstance(self._loss, Together)
         attention = DOCUMENTS if together else self._own_attention

@@ -5,6 +5,9 @@ adapters share one low-rank product, in which each token sees zeros for the othe
 tokens each adapter computes its own. PEFT's layers have another forward while rows are computed.
 The base is added last, so that a small update is not rounded away (docs/adr/0014).
 
+On a CPU, a model that trains generates with packed copies of its weights, which are freed before
+its next pass over documents.
+
 This module imports torch; import it lazily.
 
 Shape legend: N tokens of all rows, M tokens of one adapter, I input features, O output features,
@@ -24,7 +27,7 @@ from torch.nn import functional
 
 from vox_torch.arrays import at_least_float32
 from vox_torch.lora import replaced_forwards, weight_of
-from vox_torch.prepacked import PrepackedLinear, Product, onto, quick_forwards
+from vox_torch.prepacked import PrepackedLinear, Product, copies, onto, quick_forwards
 
 Shares: TypeAlias = Sequence[tuple[str | None, int]]
 """Adapters in the order of their tokens, each with its number of tokens."""
@@ -129,15 +132,22 @@ class RowAdapters:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._layers: list[Any] | None = None
+        self._copies: dict[nn.Module, PrepackedLinear] = {}
         self._quick: dict[nn.Module, Any] = {}
         self._wrappers: list[Any] = []
         self._values: dict[nn.Module | Product, _Values] = {}
 
     def forget(self) -> None:
-        """Find layers and read values again; call it when adapters have changed."""
+        """Find layers and read weights again; call it when adapters or weights have changed."""
         self._layers = None
+        self._copies.clear()
         self._quick.clear()
         self._values.clear()
+
+    def release(self) -> None:
+        """Free the copies of weights, until rows are computed again."""
+        if self._copies:
+            self.forget()
 
     def group(self, name: str | None) -> str | None:
         """Return an adapter's group; adapters of one group can share a forward pass.
@@ -181,12 +191,17 @@ class RowAdapters:
             modules = list(self._model.modules())
             self._wrappers = [each for each in modules if isinstance(each, ModulesToSaveWrapper)]
             self._layers = [each for each in modules if isinstance(each, LoraLayer)]
-            self._quick = quick_forwards(self._model)
+            self._copies = copies(self._model)
+            for layer in self._layers:
+                if packed := self._copies.get(layer.base_layer):
+                    packed.product.adapted[packed.number] = layer
+            quick = {layer: packed.forward for layer, packed in self._copies.items()}
+            self._quick = quick_forwards(self._model) | quick
         return self._layers
 
     def _forward(self, layer: Any, by_count: _ByCount, x: torch.Tensor) -> torch.Tensor:
         """Return `x W^T + b` with the update of each token's adapter."""
-        base = layer.base_layer
+        base = self._copies.get(layer.base_layer, layer.base_layer)
         if not isinstance(base, PrepackedLinear):
             return self._sum(base, [(layer, layer.out_features)], by_count, x)
         product = base.product

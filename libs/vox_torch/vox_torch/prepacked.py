@@ -1,4 +1,5 @@
-"""Linear layers whose weight lies in oneDNN's own layout, for models that do not train.
+"""Linear layers whose weight lies in oneDNN's own layout, for models that do not train; as
+copies, for a model that trains, while it generates.
 
 torch passes oneDNN a plain matrix, which is rearranged on each call or read in an order that caches
 do not like. A weight that is rearranged once is multiplied with few tokens in half the time, and
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeGuard
@@ -173,19 +174,45 @@ def prepack(model: nn.Module) -> None:
 
     A head that shares its weight with the embedding stays: it would need a second copy.
     """
-    shared = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
-    paths, latest = [path for path, _ in model.named_modules()], _Latest()
     with no_holes():
-        for parent in map(model.get_submodule, paths):
-            for names in _products(parent, shared):  # no weights are held twice but those of one
-                Product(*_taken(parent, names), latest)
+        for parent, packed in _packed(model):  # no weights are held twice but those of one product
+            for name, layer in packed.items():
+                setattr(parent, name, layer)
+
+
+def copies(model: nn.Module) -> dict[nn.Module, PrepackedLinear]:
+    """Return the linear layers that `prepack` would replace, PEFT's bases among them, each with a
+    packed copy. Copies do not follow a weight that changes."""
+    return {
+        _base(parent.get_submodule(name)): layer
+        for parent, packed in _packed(model)
+        for name, layer in packed.items()
+    }
+
+
+def _packed(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, PrepackedLinear]]]:
+    """Pack the linear layers of a model. Before each product, yield their parent, and by name the
+    layers that will take their place: a caller that replaces them frees the weights."""
+    shared = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
+    paths = [path for path, module in model.named_modules() if not _is_adapters(module)]
+    latest = _Latest()
+    for parent in map(model.get_submodule, paths):
+        for names in _products(parent, shared):
+            layers = [_base(parent.get_submodule(name)) for name in names]
+            weights = [each.weight.detach() for each in layers]
+            packed = [PrepackedLinear(each) for each in layers]
+            del layers
+            yield parent, dict(zip(names, packed, strict=True))
+            weight_SI = weights[0] if len(weights) == 1 else torch.cat(weights)
+            del weights
+            Product(packed, weight_SI, latest)
 
 
 def _products(parent: nn.Module, shared: set[int]) -> list[tuple[str, ...]]:
     """Return the names of the layers of each product."""
     forms = {
         name: (layer.in_features, layer.bias is None)
-        for name, layer in parent.named_children()
+        for name, layer in ((name, _base(child)) for name, child in parent.named_children())
         if _is_multiplied(layer) and id(layer.weight) not in shared
     }
     several = [each for each in _SAME_INPUT if len({forms.get(name, name) for name in each}) == 1]
@@ -193,14 +220,15 @@ def _products(parent: nn.Module, shared: set[int]) -> list[tuple[str, ...]]:
     return [*several, *((name,) for name in forms if name in alone)]
 
 
-def _taken(parent: nn.Module, names: Sequence[str]) -> tuple[list[PrepackedLinear], torch.Tensor]:
-    """Replace linear layers; return those in their place, and the weights side by side."""
-    layers = [parent.get_submodule(name) for name in names]
-    weights = [each.weight.detach() for each in layers]
-    packed = [PrepackedLinear(each) for each in layers]
-    for name, layer in zip(names, packed, strict=True):
-        setattr(parent, name, layer)
-    return packed, weights[0] if len(weights) == 1 else torch.cat(weights)
+def _base(layer: nn.Module) -> Any:
+    """Return the base of PEFT's layer, or the layer."""
+    return getattr(layer, "base_layer", layer)
+
+
+def _is_adapters(module: nn.Module) -> bool:
+    """Whether linear layers in a module are adapters' (`lora_A`), or trained in place of others, or
+    the base of PEFT's layer, which its parent has."""
+    return isinstance(module, nn.ModuleDict) or hasattr(module, "base_layer")
 
 
 def quick_forwards(model: nn.Module) -> dict[nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
@@ -239,6 +267,7 @@ def _is_quick(x: torch.Tensor, W_OI: torch.Tensor) -> bool:
 def _is_multiplied(layer: nn.Module) -> TypeGuard[nn.Linear]:
     return (
         type(layer) is nn.Linear
+        and type(layer.weight.data) is torch.Tensor  # a base that is split has others
         and layer.weight.is_cpu
         and layer.weight.dtype in faster()
         and (layer.bias is None or layer.bias.is_contiguous())

@@ -331,6 +331,17 @@ def test_every_part_of_a_small_llama() -> None:
     assert found.peak == sum(asdict(found).values())
 
 
+def test_packed_weights_take_the_place_of_activations() -> None:
+    tensors = llama()
+    model = read_architecture(tensors, CONFIG)
+    made = (plain := predict(model, demand(tensors), EXACT)).activations + plain.transients
+    for copies, more in ((made - 1, 0), (made + 7, 7)):
+        asked = demand(tensors, caches=5, copies=copies)
+        assert predict(model, asked, EXACT).caches == 5 + more
+        elsewhere = replace(EXACT, in_process=False)
+        assert predict(model, asked, elsewhere).caches == 5
+
+
 def test_checkpointing_keeps_inputs_and_has_one_layer_at_a_time() -> None:
     tensors = llama()
     asked = demand(tensors, gradient_checkpointing=True)

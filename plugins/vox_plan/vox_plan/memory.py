@@ -141,6 +141,7 @@ class Demand:
         batch: the micro-batch that needs most.
         saved: tensor names of what is trained whole.
         caches: bytes of the KV caches of answers that are sampled at once.
+        copies: bytes of the matrices of all layers, if answers are sampled and these can be packed.
         reference: bytes of the weights of models that score answers beside the trained one.
         kept: bytes of gradients that a rank of several keeps until the update.
         shards: ranks among which the matrices of the layers are split; with the method `full` their
@@ -158,6 +159,7 @@ class Demand:
     saved: Collection[str] = field(default_factory=tuple)
     optimizer: Optimizer = "adamw"
     caches: int = 0
+    copies: int = 0
     reference: int = 0
     kept: int = 0
     shards: int = 1
@@ -178,7 +180,8 @@ class Prediction:
             the gradient of a trained output head; a layer that is gathered, and what was received.
             With `full` also what the gradients of a micro-batch exceed activations by: they grow
             while activations are freed.
-        caches: the KV caches of answers that are sampled at once.
+        caches: the KV caches of answers that are sampled at once; with the weights that a CPU packs
+            while it samples, what these exceed activations and transients by.
         reference: the weights of models that score answers beside the trained one.
         kept: the gradients of micro-batches that a rank of several keeps until the update.
     """
@@ -212,13 +215,14 @@ def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Pred
         # A layer, and what was received; or its gradients in float32, and what was received.
         summed = (8 + 4 // demand.shards) * max(trained, default=0)
         transients += max(2 * max(split, default=0), summed)
+    copies = demand.copies if profile.in_process else 0
     return Prediction(
         runtime=profile.runtime_bytes,
         weights=weights,
         adapter=adapter_bytes(model, demand, in_process=profile.in_process),
         activations=round(activations),
         transients=round(transients),
-        caches=demand.caches,
+        caches=demand.caches + max(0, copies - round(activations + transients)),
         reference=demand.reference,
         kept=demand.kept,
     )

@@ -317,6 +317,7 @@ def _demand(run: RunPlan) -> Demand:
         saved=tuple(plan.saved.values()),
         optimizer=plan.contract.optimizer.name,
         caches=_caches(run),
+        copies=_copies(run),
         reference=_reference(run),
         kept=_kept(run),
         shards=run.settings.processes if run.settings.shard else 1,
@@ -330,6 +331,12 @@ def _caches(run: RunPlan) -> int:
     rows = min(most_rows(run.inputs.selection.hardware), _answers(run))
     each = cache_bytes(run.inputs.config, run.execution.dtype) or 0
     return rows * sum(_rollout(run)) * each
+
+
+def _copies(run: RunPlan) -> int:
+    """Bytes of the matrices of all layers, if answers are sampled and these can be packed."""
+    packs = samples_answers(run) and run.contract.quant == "none" and not run.settings.shard
+    return sum(split_bytes(_architecture(run), run.execution.dtype)) if packs else 0
 
 
 def _reference(run: RunPlan) -> int:
