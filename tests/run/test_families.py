@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -106,14 +107,51 @@ def test_modules_to_save_are_trained_whole_saved_and_merged(tiny, settings, tmp_
 
 
 @pytest.mark.parametrize(
+    ("targets", "saved"),
+    [(["q_proj", "lm_head"], None), (["q_proj"], ["norm"]), (["q_proj"], ["layers.1.mlp"])],
+    ids=["head", "end of a name", "all in a module"],
+)
+def test_an_adapter_of_peft_computes_and_merges_as_in_peft(tiny, tmp_path, targets, saved):
+    """PEFT saves the base's head beside its update, and whole modules by the end of their paths."""
+    run = tmp_path / "adapter"
+    made = adapter_of_peft(tiny("llama"), run, target_modules=targets, modules_to_save=saved)
+    assert relative(vox_logits(str(run)), made) < FLOAT32
+    merge(str(run), MergeSettings(out=tmp_path / "merged"))
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    assert relative(hf_logits(merged), made) < FLOAT32
+
+
+@pytest.mark.parametrize("rows", [0, 3], ids=["values", "shape"])
+def test_the_head_that_peft_saves_beside_its_update_is_the_bases(tiny, tmp_path, rows):
+    adapter_of_peft(tiny("llama"), tmp_path, target_modules=["q_proj", "lm_head"])
+    tensors = load_file(path := tmp_path / "adapter_model.safetensors")
+    name = "base_model.model.lm_head.base_layer.weight"
+    tensors[name] = torch.cat([tensors[name], tensors[name][:rows]]) + (not rows)
+    save_file(tensors, path)
+    with pytest.raises(AdapterError, match=r"lm_head.*the base") as caught:
+        resolve_reference(str(tmp_path))
+    assert caught.value.code == "VOX-A002"
+
+
+def adapter_of_peft(base: Path, folder: Path, **config) -> np.ndarray:
+    """Save an adapter with random values by plain PEFT; return the logits of base + adapter."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    peft = get_peft_model(model, LoraConfig(r=4, **config))
+    for name, value in peft.named_parameters():
+        if value.requires_grad and "lora_A" not in name:
+            value.data += torch.randn_like(value) * 0.1
+    peft.save_pretrained(folder)
+    return hf_logits(peft)
+
+
+@pytest.mark.parametrize(
     ("targets", "fault"),
     [(["q_proj"], "share it"), ([], "no module with low-rank matrices")],
     ids=["tied", "saved alone"],
 )
 def test_an_adapter_that_no_backend_could_load_is_refused(tiny, tmp_path, targets, fault):
     """PEFT trains a copy of a tied embedding, and its head stays as it was."""
-    from peft import LoraConfig, get_peft_model
-
     family, saved = ("qwen2", "embed_tokens") if targets else ("llama", "lm_head")
     base = AutoModelForCausalLM.from_pretrained(tiny(family), dtype=torch.float32)
     config = LoraConfig(target_modules=["q_proj"], modules_to_save=[saved])
@@ -127,8 +165,6 @@ def test_an_adapter_that_no_backend_could_load_is_refused(tiny, tmp_path, target
 
 
 def test_an_adapter_that_peft_saved_generates_and_merges(tiny, tmp_path):
-    from peft import LoraConfig, get_peft_model
-
     folder = tiny("qwen2")
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config = LoraConfig(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vox_core import bounded_json, files
-from vox_core.adapter.peft import config_errors
+from vox_core.adapter.peft import config_errors, write_tensors
 from vox_core.contract import AdapterState, LowRank, Method
 from vox_core.errors import AdapterError, command
-from vox_core.weights import SafetensorsFile, write_safetensors
+from vox_core.weights import SafetensorsFile
 from vox_formats import FormatError
 from vox_formats import mlx_adapter as mlx
 from vox_formats.mlx_adapter import MlxBase
@@ -49,9 +49,9 @@ def write_mlx_adapter(
         }
         adapter = mlx.Adapter(state.method, updates, state.saved)
         made = mlx.to_mlx(adapter, base, model=model, dropout=dropout)
-    _write_tensors(folder / mlx.WEIGHTS, made.tensors)
+    write_tensors(folder / mlx.WEIGHTS, made.tensors, "mlx")
     if made.exact:
-        _write_tensors(folder / mlx.EXACT, made.exact)
+        write_tensors(folder / mlx.EXACT, made.exact, "mlx")
     files.write_json(folder / mlx.CONFIG, made.config)
 
 
@@ -101,11 +101,6 @@ def _read_config(folder: Path) -> mlx.Config:
 def _read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     file = SafetensorsFile(path)
     return {name: file.read(name) for name in file.tensors}
-
-
-def _write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
-    specs = {name: ("F32", value.shape) for name, value in tensors.items()}
-    write_safetensors(path, specs, tensors.items(), {"format": "mlx"})
 
 
 @contextmanager

@@ -9,14 +9,14 @@ an adapter that loads but computes something else is worse than an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from vox_core import bounded_json, files
-from vox_core.adapter.targets import leaf_names
+from vox_core.adapter.targets import BASE, leaf_names
 from vox_core.contract import AdapterState, Floats, LowRank, Method, ModuleShape
 from vox_core.errors import AdapterError
 from vox_core.weights import SafetensorsFile, write_safetensors
@@ -68,10 +68,15 @@ def write_adapter(
         revision: commit of the base on the hub.
     """
     tensors = {PREFIX + name: value for name, value in state.tensors().items()}
-    specs = {name: ("F32", value.shape) for name, value in tensors.items()}
-    write_safetensors(folder / WEIGHTS, specs, tensors.items(), {"format": "pt"})
+    write_tensors(folder / WEIGHTS, tensors, "pt")
     config = peft_config(state, base=base, modules=modules, dropout=dropout)
     files.write_json(folder / CONFIG, {**config, "revision": revision})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Floats], format: str) -> None:
+    """Write float32 tensors; `format` is of the file's metadata."""
+    specs = {name: ("F32", value.shape) for name, value in tensors.items()}
+    write_safetensors(path, specs, tensors.items(), {"format": format})
 
 
 def peft_config(
@@ -110,7 +115,8 @@ def read_adapter(folder: Path) -> AdapterState:
         ModelError: M003, the safetensors file is corrupt.
     """
     config = _read_config(folder)
-    named = _read_tensors(folder)
+    file = SafetensorsFile(folder / WEIGHTS)
+    named = {name.removeprefix(PREFIX): file.read(name).astype("f4") for name in file.tensors}
     faults = [
         f"{CONFIG}: {key} is {config[key]!r}"
         for key, allowed in _MUST_BE.items()
@@ -172,30 +178,19 @@ def _require_quick(pattern: str) -> None:
         raise ValueError(f"{CONFIG}: the alpha_pattern {pattern!r:.80} repeats too much")
 
 
-def _read_tensors(folder: Path) -> dict[str, Floats]:
-    import numpy as np
-
-    file = SafetensorsFile(folder / WEIGHTS)
-    return {
-        name.removeprefix(PREFIX): np.array(file.read(name), np.float32) for name in file.tensors
-    }
-
-
 def _group(
     named: Mapping[str, Floats], config: Mapping[str, Any]
 ) -> tuple[dict[str, LowRank], dict[str, Floats], list[str]]:
     """Return low-rank modules, whole tensors, and the names of other tensors."""
-    owners = tuple(f".{module}." for module in config.get("modules_to_save") or ())
-    saved = {
-        name: value
-        for name, value in named.items()
-        if f".{name}".startswith(owners) or f".{name.rpartition('.')[0]}.".endswith(owners)
-    }
-    rest = {name: value for name, value in named.items() if name not in saved}
-    modules = {}
+    rest, modules = dict(named), {}
+    # PEFT's rule: a module is saved with all in it if its path ends so, after a dot or not.
+    owners = "|".join(re.escape(f"{module}.") for module in config.get("modules_to_save") or ())
+    saved = {n: rest.pop(n) for n in named if owners and re.match(f"(?!.*lora_).*({owners})", n)}
     for name in [n for n in rest if n.endswith(".lora_A.weight")]:
         path = name.removesuffix(".lora_A.weight")
         if f"{path}.lora_B.weight" in rest:
+            if (base := f"{path}{BASE}.weight") in rest:
+                saved[base] = rest.pop(base)
             modules[path] = LowRank(
                 A_RI=rest.pop(name),
                 B_OR=rest.pop(f"{path}.lora_B.weight"),
@@ -213,11 +208,10 @@ def _pattern(pattern: Mapping[str, Any] | None, path: str, default: Any) -> Any:
     return default
 
 
-def _brief_targets(trained: Iterable[str], modules: Mapping[str, ModuleShape]) -> list[str]:
-    trained = set(trained)
+def _brief_targets(trained: Collection[str], modules: Mapping[str, ModuleShape]) -> list[str]:
     leaves = leaf_names(trained)
     reached = {path for path in modules if path.rpartition(".")[2] in leaves}
-    return leaves if reached == trained else sorted(trained)
+    return leaves if reached == {*trained} else sorted(trained)
 
 
 def _commonest(values: Iterable[Any]) -> Any:

@@ -6,21 +6,24 @@ the language model). `FAMILIES` holds the differences, one row per family; every
 the rule "a two-dimensional `*.weight` that is no embedding is a linear module". A backend checks
 the result against the model it builds, before the first step.
 
-No weights are read. `require_fit` reports every mismatch between an adapter and these modules.
+`require_fit` reports every mismatch between an adapter and a base.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from vox_core.contract import AdapterState, ModuleShape, Quant
+import numpy as np
+
+from vox_core.contract import AdapterState, Floats, ModuleShape, Quant
 from vox_core.errors import AdapterError, PlanError
 from vox_core.text import did_you_mean
 
 ALL_LINEAR = "all-linear"
+BASE = ".base_layer"  # in PEFT's names of the base's own weights, saved beside a head's update
 _EMBEDDING = re.compile(r"(^|\.)(embed\w*|\w*_embed\w*|wte|wpe|word_embeddings)\.weight$")
 _HEAD = re.compile(r"^(lm_head|embed_out|output)$")
 _TOKENS = re.compile(r"(^|\.)(embed_tokens|embed_in|word_embeddings|wte)\.weight$")
@@ -234,11 +237,12 @@ def require_fit(
     where: object,
     *,
     tied: bool = False,
+    read: Callable[[str], Floats] | None = None,
 ) -> None:
     """Check that an adapter fits a base.
 
     Args:
-        parameters: the shapes of its stored parameters.
+        parameters: the shapes of its stored parameters; `read` returns the values of one.
         tied: the base's output head has the weights of its token embedding.
 
     Raises:
@@ -246,13 +250,16 @@ def require_fit(
             shape.
     """
     faults = [fault for path in state.modules if (fault := _misfit(state, path, modules))]
-    for name, value in state.saved.items():
+    for stored, value in state.saved.items():
+        name = stored.replace(BASE, "")
         if tied and (_TOKENS.search(name) or _HEAD.match(name.rpartition(".")[0])):
             faults.append(f"{name}: in the base, token embedding and output head share it")
         elif name not in parameters:
             faults.append(f"{name}: the base stores no such weights of their own (are they tied?)")
         elif value.shape != parameters[name]:
             faults.append(f"{name}: the adapter has {value.shape}, the base {parameters[name]}")
+        elif name != stored and not (read and np.allclose(value, read(name), 2**-8, 1e-6)):
+            faults.append(f"{stored}: the base has other values")
     if state.modules and not faults:
         return
     raise AdapterError(

@@ -23,9 +23,9 @@ from typing import Any, get_args
 from vox_core import bounded_json, files, models
 from vox_core.adapter.mlx import is_mlx_folder, read_mlx_adapter
 from vox_core.adapter.peft import CONFIG, read_adapter
-from vox_core.adapter.targets import linear_modules, parameter_names, require_fit
+from vox_core.adapter.targets import BASE, linear_modules, parameter_names, require_fit
 from vox_core.cache import file_sha256
-from vox_core.contract import AdapterState, DType, ModuleShape, Quant
+from vox_core.contract import AdapterState, DType, Floats, ModuleShape, Quant
 from vox_core.data.checked import CheckedFile
 from vox_core.data.tokenizer import TEMPLATE, templated
 from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES, folder_digest
@@ -272,9 +272,9 @@ def resolve_reference(
     if not chosen:
         return source
     adapted = read_adapter_folder(chosen, source.mlx_base)
-    found = replace(source, adapter=adapted, folder=chosen)
-    _require_belonging(found, chosen)
-    return found
+    _require_belonging(replace(source, adapter=adapted), chosen)
+    saved = {name: value for name, value in adapted.saved.items() if BASE not in name}
+    return replace(source, adapter=replace(adapted, saved=saved), folder=chosen)
 
 
 def promoted(name: str) -> dict[str, str] | None:
@@ -408,7 +408,11 @@ def _manifest(folder: Path) -> dict[str, Any]:
 def _require_belonging(source: ModelReference, folder: Path) -> None:
     assert source.adapter is not None
     tied = has_tied_head(bounded_json.read(source.base.path / "config.json"))
-    require_fit(source.adapter, source.modules, source.shapes, folder, tied=tied)
+
+    def read(name: str) -> Floats:
+        return source.weights.read(source.parameters[name]).astype("f4")
+
+    require_fit(source.adapter, source.modules, source.shapes, folder, tied=tied, read=read)
     trained_on = _base_described(folder).get("weights_digest")
     if trained_on and trained_on != (found := folder_digest(source.base.path)):
         raise AdapterError(
