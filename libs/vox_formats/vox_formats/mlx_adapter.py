@@ -325,10 +325,12 @@ def parse_config(document: Any) -> Config:
         FormatError: a key is missing, or its value is of the wrong type.
     """
     try:
-        numbers = document["lora_parameters"]
+        kind = _one_of(document.get("fine_tune_type", "lora"), ("lora", "dora", "full"))
+        none: Any = {"rank": 0, "scale": 0.0} if kind == "full" else {}  # mlx-lm writes null
+        numbers = document["lora_parameters"] or none
         keys = numbers.get("keys")
         return Config(
-            kind=_one_of(document.get("fine_tune_type", "lora"), ("lora", "dora", "full")),
+            kind=kind,
             reach=Reach(int(document["num_layers"]), None if keys is None else tuple(keys)),
             rank=int(numbers["rank"]),
             scale=float(numbers["scale"]),

@@ -195,8 +195,8 @@ def _notes(source: ModelReference, adapter: AdapterState) -> Iterator[str]:
         return
     if settings:
         yield (
-            "mlx-lm by itself computes another base model than this one, because it does not read "
-            f"{', '.join(settings)}; vox's MLX backend corrects that"
+            "mlx-lm by itself may compute another base model than this one: most of its families "
+            f"have defaults instead of {', '.join(settings)}; vox's MLX backend corrects that"
         )
     if size := shorter_window(window(config), config):
         yield (
