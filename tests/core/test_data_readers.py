@@ -21,13 +21,11 @@ from hypothesis import strategies as st
 
 from tests.core.data_samples import load_records
 from vox_core.config import TrainSettings
-from vox_core.contract import ObjectiveSpec
 from vox_core.data import json_rows, source
 from vox_core.data.checked import check_files, unused_fields
 from vox_core.data.faults import RowError
 from vox_core.data.formats import find_split
 from vox_core.data.records import read_lines
-from vox_core.data.rows import fields_for
 from vox_core.data.source import open_source
 from vox_core.errors import DataError
 
@@ -196,11 +194,11 @@ def test_a_rating_that_is_no_number_is_missing_as_in_parquet(tmp_path: Path) -> 
     found = [record.attributes for record in load_records([path])]
     assert [each.rating for each in found] == [None, 2.5]
     assert [each.difficulty for each in found] == [None, None]
-    path.write_text("text,rating\na,inf\nb,1e400\nc,n/a\n")
+    path.write_text("text,rating,difficulty\na,inf,1\nb,1,1e400\nc,n/a,1\n")
     with pytest.raises(DataError) as caught:
         check_files([path])
-    fault = 'found a string as "rating", expected a number'
-    assert [*caught.value.faults] == [f"{path}, row {n}: {fault}" for n in (1, 2, 3)]
+    found = [str(fault).split("found ")[1].split(",")[0] for fault in caught.value.faults]
+    assert found == ["Infinity", "Infinity", 'a string as "rating"']
 
 
 def test_labels_of_a_table_are_true_or_false(tmp_path: Path) -> None:
@@ -302,40 +300,6 @@ def test_a_header_of_several_forms_is_left_to_the_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("prompt,completion,text,rating,tools\na,b,,1,\n,,c,2,\n")
     assert [record.kind for record in load_records([path])] == ["completion", "text"]
-
-
-def test_a_header_of_prompts_alone_is_one_where_the_model_answers(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("question,truth,x\na,4,\nb,5,c\n,6,\n")
-    with pytest.raises(DataError, match="malformed"):
-        check_files([path])
-    fields = fields_for(ObjectiveSpec("grpo"), {"prompt": "question", "completion": "x"})
-    with pytest.raises(DataError) as caught:
-        check_files([path], fields)
-    assert [fault.partition(": ")[0] for fault in caught.value.faults] == [f"{path}, row 3"]
-    path.write_text("question,truth,x\na,4,\nb,5,c\n")
-    forms = [record.form for record in load_records([path], fields)]
-    assert forms == ["prompt", "prompt/completion"]
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"text": "a", "question": None}, "form='text'"),
-        ({"prompt": "a", "completon": "b"}, 'is it meant as "completion"?'),
-        ({"prompt": ""}, 'found nothing in "prompt"'),
-        ({"prompt": "a", "chosen": "b"}, '"chosen" without "rejected"'),
-        ({"messages": [{"role": "user", "content": "a"}]}, "no assistant message"),
-    ],
-)
-def test_a_row_that_is_no_prompt_alone_is_read_as_ever(
-    row: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(row))
-    lines = open_source(path, fields_for(ObjectiveSpec("grpo"), {})).lines
-    ((_, found),) = read_lines(path, lines)
-    assert said in str(found)
 
 
 # --- where fields stand ---------------------------------------------------------------------------

@@ -521,58 +521,15 @@ def rows(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("objective", ["distill", "grpo"])
-def test_where_the_model_answers_rows_need_no_answer(
-    tiny, settings, rows, teacher, learning, tmp_path, objective
-):
-    """The same prompts are answered, alone or with an answer that nothing reads."""
-    (tmp_path / "reward.py").write_text(
-        "def longer(row, answer):\n    return len(row) + len(answer)\n"
-    )
-    chats = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in PROMPTS]
-    answered = [{**row, "completion": "any"} for row in PROMPTS]
-    found = []
-    for objects in (PROMPTS, chats, answered):
-        given = {**ON_POLICY, "objective": objective, "data": [rows(objects)], "valid": None}
-        given["out"] = tmp_path / f"run-{len(found)}"
-        if objective == "distill":
-            report = train(settings(tiny("llama"), **given, teacher=teacher))
-        else:
-            report = train(learning(**given))
-        lines = map(json.loads, (report.run / "rollouts.jsonl").read_text().splitlines())
-        found.append([(line["answer"], line["reward"] - len(line["answer"])) for line in lines])
-    prompts, same, other = found
-    assert prompts == same and len(prompts) == 2 * 2
-    assert [answer for answer, _ in other] == [answer for answer, _ in prompts]
-    if objective == "grpo":  # a reward is given the row as it is written
-        assert [{fields for _, fields in each} for each in found] == [{1}, {1}, {2}]
-
-
-def test_where_rows_are_learned_from_each_has_an_answer(tiny, settings, rows, teacher):
-    for given in (
-        {},
-        {"objective": "kto"},
-        {"objective": "distill", "objective_options": {"top_k": "4"}, "teacher": teacher},
-    ):
-        with pytest.raises(DataError, match="malformed") as caught:
-            train(settings(tiny("llama"), data=[rows(PROMPTS)], max_steps=1, **given))
-        assert caught.value.code == "VOX-D003"
-        assert "found none of completion, response" in caught.value.faults[0]
-
-
-def test_a_reward_that_needs_the_rows_answer_says_which_row_has_none(learning, rows, tmp_path):
-    data = rows([{"prompt": "Say 1.", "answer": "1"}, {"prompt": "Say 2."}])
-    with pytest.raises(DataError) as caught:
-        train(learning(data=[data], valid=None, reward="exact"))
-    (fault,) = caught.value.faults
-    assert fault.startswith(f"{data}, line 2: found none of completion, response, output, answer")
-    (tmp_path / "reward.py").write_text(
-        "def longer(row, answer):\n    return row['answer'] == ''\n"
-    )
-    with pytest.raises(TrainingError) as caught:
-        train(learning(data=[data], valid=None))
-    assert caught.value.code == "VOX-T004" and str(caught.value.where) == f"{data}, line 2"
-    assert "raised KeyError: 'answer'" in caught.value.found
+def test_rows_without_an_answer_may_have_any(tiny, settings, rows, teacher):
+    given = {**ON_POLICY, "teacher": teacher, "data": [rows(PROMPTS)]}
+    with pytest.raises(DataError, match=r"malformed") as caught:
+        train(settings(tiny("llama"), **given))
+    flags = "--field prompt=prompt --field completion=prompt"
+    assert caught.value.code == "VOX-D003" and caught.value.remedy.endswith(flags)
+    fields = {"prompt": "prompt", "completion": "prompt"}
+    report = train(settings(tiny("llama"), **given, fields=fields))
+    assert (report.run / "rollouts.jsonl").read_text().count("\n") == 2 * 2
 
 
 @pytest.mark.parametrize("objects", [[{"text": f"Some {n}."} for n in range(9)], PAIRS[:2]])

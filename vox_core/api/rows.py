@@ -43,7 +43,7 @@ from vox_core.data.row_facts import (
     filtered as filtered,
     value_counts as value_counts,
 )
-from vox_core.data.rows import Record as Record, fields_for as fields_for, read_row as read_row
+from vox_core.data.rows import Record as Record, read_row as read_row
 from vox_core.data.rows import Examples as Examples, examples_of as examples_of, row_of as row_of
 from vox_core.data.rows import objective_of as objective_of
 from vox_core.data.batching import apportion as apportion

@@ -81,9 +81,6 @@ class Weighed:
 class Reward(ABC):
     """Judges the answers of a model that learns from its own."""
 
-    needs_answer: bool = False
-    """Rows without an answer are refused before the run."""
-
     @abstractmethod
     def judge(self, row: Mapping[str, object], answer: str) -> float:
         """Return a finite number, higher for a better answer.

@@ -222,9 +222,6 @@ def _hint(name: str) -> str:
 
 FieldMap: TypeAlias = Mapping[str, str]
 NO_FIELDS: FieldMap = {}
-ANSWER_OPTIONAL = "completion?"
-"""Key of a map under which a row with a prompt alone has the completion `NO_ANSWER`."""
-NO_ANSWER = "(the model's own answer)"
 _MISSING = object()
 
 
@@ -240,14 +237,7 @@ def mapped(values: dict[str, object], fields: FieldMap) -> dict[str, object]:
     paths = [wanted[name] for name in there]
     moved = {path if path in values else path.partition(".")[0] for path in paths}
     rest = {k: v for k, v in values.items() if k not in moved and k not in fields}
-    row = {**there, **rest}
-    return _answered(row) if ANSWER_OPTIONAL in fields else row
-
-
-def _answered(row: dict[str, object]) -> dict[str, object]:
-    has, others = Fields(row).has, (*CHATS, *SHAREGPT, *ANSWERS, QUESTION[1], *TEXTS, *PAIR)
-    alone = has((*PROMPTS, QUESTION[0])) and not has(others)
-    return {**row, ANSWERS[0]: NO_ANSWER} if alone else row
+    return {**there, **rest}
 
 
 def _find(values: dict[str, object], path: str) -> object:

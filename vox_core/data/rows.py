@@ -33,11 +33,9 @@ from typing import Any, Literal, TypeAlias
 from vox_core.contract import SFT, Objective, ObjectiveSpec, Reward
 from vox_core.data.faults import RowError, all_of, faulty, json_type, text_of
 from vox_core.data.fields import (
-    ANSWER_OPTIONAL,
     ANSWERS,
     ATTRIBUTES,
     CHATS,
-    NO_ANSWER,
     NO_ATTRIBUTES,
     PAIR,
     PROMPTS,
@@ -46,7 +44,6 @@ from vox_core.data.fields import (
     TEXTS,
     TOOLS,
     Attributes,
-    FieldMap,
     Fields,
     attributes_of,
     refuse_misspelt,
@@ -115,9 +112,8 @@ def parse_row(values: dict[str, object], source: Path = NO_FILE, line: int = 0) 
         partial(_refuse_unsupported, values, ("documents",)),
         partial(_unused, fields),
     )
-    form = "prompt" if values.get("completion") == NO_ANSWER else said.form
     record: Record = replace(
-        said, source=source, line=line, unused=unused, tools=tools, attributes=attributes, form=form
+        said, source=source, line=line, unused=unused, tools=tools, attributes=attributes
     )
     return record
 
@@ -433,13 +429,6 @@ def identity_of(spec: ObjectiveSpec) -> list[object]:
 def learns_from_answers(objective: Objective | None) -> bool:
     """Whether the model answers prompts, and learns from its answers."""
     return objective is not None and "rollouts" in objective.needs
-
-
-def fields_for(spec: ObjectiveSpec, fields: FieldMap, reward: str | None = None) -> FieldMap:
-    """Return `[data.fields]`; rows need no answer if the model gives it and no reward reads it."""
-    needs = reward is not None and ":" not in reward and load_reward(reward).needs_answer
-    alone = learns_from_answers(objective_of(spec)) and not needs
-    return {**fields, ANSWER_OPTIONAL: ""} if alone else fields
 
 
 def examples_of(spec: ObjectiveSpec) -> Examples | None:

@@ -146,7 +146,7 @@ def _value(name: str, value: object) -> object:
     if name in _NUMBERS:
         with suppress(ValueError):
             number = float(value)
-            return number if math.isfinite(number) else value if math.isinf(number) else None
+            return None if math.isnan(number) else number
     return _LABELS.get(value.lower(), value) if name == "label" else value
 
 

@@ -23,7 +23,7 @@ from vox_core.data.chosen import Chosen, choose_rows
 from vox_core.data.dataset import Dataset, assumed_dataset
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.formats import find_split
-from vox_core.data.rows import fields_for, learns_from_answers, load_reward, objective_of
+from vox_core.data.rows import learns_from_answers, load_reward, objective_of
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import BackendError, ConfigError, DataError, InputError
 from vox_core.host import Request, Selection, choose, explain
@@ -108,7 +108,7 @@ def read_inputs(
     _require_rollouts(settings, objective)
     reward = load_reward(settings.reward) if settings.reward else None
     evaluator = _evaluator(settings.eval_suite) if settings.eval_suite else None
-    rows = Chosen([], []) if only_planned and not settings.data else chosen_rows(settings)
+    rows = Chosen([], []) if only_planned and not settings.data else _rows(settings, objective)
     seen, fetching = Seen(), Fetching(progress)
     request = _request(settings, objective, resumed_from)
     # Before a model is fetched, so that a missing backend is found in a second.
@@ -152,6 +152,20 @@ def _evaluator(suites: Sequence[Path]) -> Evaluator:
     return evaluator
 
 
+def _rows(settings: TrainSettings, objective: Objective | None) -> Chosen:
+    try:
+        return chosen_rows(settings)
+    except DataError as error:
+        ignored = learns_from_answers(objective) and not settings.reward
+        if not ignored or error.code != "VOX-D003":
+            raise
+        hint = (
+            f"; {settings.objective} ignores the rows' answers, but each row has to have one: for "
+            "rows with a prompt alone add --field prompt=prompt --field completion=prompt"
+        )
+        raise error.but(remedy=error.remedy + hint) from error
+
+
 def chosen_rows(settings: TrainSettings) -> Chosen:
     """Files to train and to validate on, with the rows that the filters leave, and a report.
 
@@ -177,8 +191,7 @@ def chosen_rows(settings: TrainSettings) -> Chosen:
             expected="a share of the rows, or a file of them",
             remedy="leave out --valid-share or --valid; of a folder, name its train.jsonl",
         )
-    fields = fields_for(settings.objective_spec, settings.fields, settings.reward)
-    return choose_rows(train, valid, settings.policy(), fields)
+    return choose_rows(train, valid, settings.policy(), settings.fields)
 
 
 def _require_rollouts(settings: TrainSettings, objective: Objective | None) -> None:

@@ -32,7 +32,6 @@ from vox_core.contract import Batch, DType, Floats, Place, Step, Trainer, Valida
 from vox_core.data.batching import StepBatches, documents_of_step, grouped
 from vox_core.data.checked import cut
 from vox_core.data.encode import Encoder
-from vox_core.data.fields import NO_ANSWER
 from vox_core.data.formats import place_of
 from vox_core.data.json_rows import parse_object
 from vox_core.data.rows import parse_row
@@ -196,8 +195,7 @@ class Rollouts:
             return 0.0
         cause: Exception | None = None
         try:
-            row = {name: it for name, it in self._rows[place].items() if it != NO_ANSWER}
-            reward = float(self._reward.judge(row, answer))
+            reward = float(self._reward.judge(self._rows[place], answer))
             if math.isfinite(reward):
                 return reward
             fault = f"a reward of {reward}"

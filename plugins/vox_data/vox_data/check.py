@@ -27,7 +27,6 @@ from vox_core.api.rows import (
     RowFault,
     chosen_rows,
     examples_of,
-    fields_for,
     find_split,
     next_step,
     objective_of,
@@ -41,12 +40,12 @@ from vox_core.api.settings import TrainSettings
 from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.errors import BackendError, ConfigError, InputError
 
+_TEACHER = "MODEL"
 _TO_CHOOSE = {
-    "FILE.py:FUNCTION": "write a reward (rows without an answer need one of your own), then",
-    "MODEL": "choose a teacher with the same tokenizer, then",
+    "kto": "if the labels judge the answers,",
+    _TEACHER: "choose a teacher with the same tokenizer, then",
 }
-"""What to do before the next command, by the placeholder in it."""
-_OWN_REWARD, _TEACHER = _TO_CHOOSE
+"""What to decide before the next command, by a value in it."""
 SHOWN = 20
 SHOWN_OF_A_KIND = 5
 
@@ -221,9 +220,7 @@ def _check_file(
             progress(f"checking {path.name}", done, size)
 
     file, faults = report.files[-1], report.faults
-    source = open_source(
-        path, fields_for(settings.objective_spec, settings.fields, settings.reward)
-    )
+    source = open_source(path, settings.fields)
     for number, found in read_lines(path, source.lines, tell):
         if isinstance(found, RowError):
             file.faulty += 1
@@ -255,8 +252,7 @@ def _misfits(
 ) -> Iterator[tuple[str, str]]:
     """Yield the place of each row that an objective cannot use, and why."""
     path = Path(file.path)
-    fields = fields_for(settings.objective_spec, settings.fields, settings.reward)
-    for number, _, line in raw_lines(open_source(path, fields).lines):
+    for number, _, line in raw_lines(open_source(path, settings.fields).lines):
         if misfit := row_of(line, path, number, examples, line).misfit:
             yield place_of(path, number), misfit
 
@@ -269,7 +265,7 @@ def _lacks(settings: TrainSettings, report: CheckReport) -> dict[str, str]:
     needs, lacks = objective.needs if objective else (), dict[str, str]()
     if "rewards" in needs and settings.reward is None:
         of_gym = all(file.path.startswith("gym:") for file in report.files)
-        lacks["reward"] = "gym" if of_gym else _OWN_REWARD if "prompt" in report.forms else "exact"
+        lacks["reward"] = "gym" if of_gym else "exact"
     if "teacher" in needs and settings.teacher is None:
         lacks["teacher"] = _TEACHER
     return lacks

@@ -23,7 +23,6 @@ from vox_core.api.rows import (
     Opener,
     RowSource,
     chosen_rows,
-    fields_for,
     find_split,
     is_remote,
     open_source,
@@ -170,10 +169,9 @@ def stats(
     if tokenise:
         told = _tokens(settings, progress, observe)
     train, valid = find_split(settings.data, settings.valid)
-    fields = fields_for(settings.objective_spec, settings.fields, settings.reward)
     return StatsReport(
-        _stats(train, fields, told["train"], progress),
-        _stats(valid, fields, told["valid"], progress) if valid else None,
+        _stats(train, settings.fields, told["train"], progress),
+        _stats(valid, settings.fields, told["valid"], progress) if valid else None,
     )
 
 
@@ -291,9 +289,8 @@ def spread(values: Sequence[float]) -> Spread:
     """Summarise at least one finite number."""
     sorted_R = np.sort(np.asarray(values, np.float64))
     found = sorted_R[np.array(_ranks(len(values))) - 1].tolist()
-    smallest, mean, largest = (float(each) for each in (sorted_R[0], sorted_R.mean(), sorted_R[-1]))
-    percentiles = dict(zip(PERCENTILES, found, strict=True))
-    return Spread(len(values), mean, smallest, largest, percentiles)
+    mean, smallest, largest = float(sorted_R.mean()), float(sorted_R[0]), float(sorted_R[-1])
+    return Spread(len(values), mean, smallest, largest, dict(zip(PERCENTILES, found, strict=True)))
 
 
 def _ranks(rows: int) -> list[int]:

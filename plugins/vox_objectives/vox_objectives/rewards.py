@@ -63,7 +63,6 @@ class NamedReward(Reward):
 
     def __init__(self, function: Callable[[Row, str], float]) -> None:
         self._function = function
-        self.needs_answer = function is not gym
 
     def judge(self, row: Row, answer: str) -> float:
         return self._function(row, answer)
