@@ -246,12 +246,20 @@ def test_a_trainer_generates_with_packed_copies(tiny, family, fields, dtype):
             if layer.weight is not embedding
         }
         assert copied.keys() == expected_copies and len(copied) >= 14
-        freed = [weakref.ref(each) for each in copied.values()]
+        freed = [weakref.ref(each.product) for each in copied.values()]
         distance = relative_distance(torch.tensor(found), torch.tensor(expected))
         assert distance <= tolerance(base)
-    trainer.log_probs(batch(documents(2)), "a")
     gc.collect()
+    gc.disable()  # no cycle keeps them
+    trainer.log_probs(batch(documents(2)), "a")
+    gc.enable()
     assert not [each for each in freed if each() is not None]
+    trainer.insert(7, TOKENS, "a")
+    trainer.log_probs(batch(documents(2)), "a")  # a pass between two steps
+    assert relative_distance(torch.tensor(trainer.advance({})[7]), torch.tensor(expected)) <= (
+        tolerance(base)
+    )
+    assert not trainer._by_row._copies
 
 
 def test_an_adapter_of_another_base_is_refused_and_leaves_nothing(tiny):

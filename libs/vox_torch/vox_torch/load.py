@@ -174,7 +174,7 @@ class TorchModel(Model):
         """
         self._select(adapter, dropout)
         if documents and self._by_row is not None:
-            self._by_row.release()  # the pass needs the memory
+            self._by_row.release()
         base = self._adapters.base
         together = documents and isinstance(self._loss, Together)
         attention = DOCUMENTS if together else self._own_attention
@@ -259,6 +259,9 @@ class Streamed:
     def group(self, name: str | None) -> str | None:
         """Return an adapter's group in a running batch: each is computed on its own."""
         return name
+
+    def pack(self) -> None:
+        """Its weights are not in memory."""
 
     @contextmanager
     def computing(self, *shares: Shares) -> Iterator[None]:

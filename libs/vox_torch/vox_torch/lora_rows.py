@@ -5,8 +5,8 @@ adapters share one low-rank product, in which each token sees zeros for the othe
 tokens each adapter computes its own. PEFT's layers have another forward while rows are computed.
 The base is added last, so that a small update is not rounded away (docs/adr/0014).
 
-On a CPU, a model that trains generates with packed copies of its weights, which are freed before
-its next pass over documents.
+On a CPU, a model that trains generates with packed copies of its weights. They are made when a row
+enters an empty batch, and freed before the next pass over documents.
 
 This module imports torch; import it lazily.
 
@@ -139,13 +139,26 @@ class RowAdapters:
 
     def forget(self) -> None:
         """Find layers and read weights again; call it when adapters or weights have changed."""
+        for packed in self._copies.values():
+            packed.product.clear()
         self._layers = None
         self._copies.clear()
         self._quick.clear()
         self._values.clear()
 
+    def pack(self) -> None:
+        """Compute with packed copies of linear layers until `release` or `forget`."""
+        if not self._copies:
+            layers = self._found()
+            self._copies = copies(self._model)
+            for layer in layers:
+                if packed := self._copies.get(layer.base_layer):
+                    packed.product.adapted[packed.number] = layer
+            self._quick |= {layer: packed.forward for layer, packed in self._copies.items()}
+            self._values.clear()
+
     def release(self) -> None:
-        """Free the copies of weights, until rows are computed again."""
+        """Free the copies, which a pass over documents needs the memory of."""
         if self._copies:
             self.forget()
 
@@ -191,12 +204,7 @@ class RowAdapters:
             modules = list(self._model.modules())
             self._wrappers = [each for each in modules if isinstance(each, ModulesToSaveWrapper)]
             self._layers = [each for each in modules if isinstance(each, LoraLayer)]
-            self._copies = copies(self._model)
-            for layer in self._layers:
-                if packed := self._copies.get(layer.base_layer):
-                    packed.product.adapted[packed.number] = layer
-            quick = {layer: packed.forward for layer, packed in self._copies.items()}
-            self._quick = quick_forwards(self._model) | quick
+            self._quick = quick_forwards(self._model)
         return self._layers
 
     def _forward(self, layer: Any, by_count: _ByCount, x: torch.Tensor) -> torch.Tensor:

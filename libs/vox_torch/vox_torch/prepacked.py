@@ -127,6 +127,12 @@ class Product:
             for number in numbers:
                 parts[number].add_(self._biases[number])
 
+    def clear(self) -> None:
+        """Forget computed parts and PEFT's layers, which know this product in turn."""
+        self._latest.of = self._latest.x = self._latest.owner = None
+        self._latest.parts = {}
+        self.adapted.clear()
+
     def weight(self, number: int) -> torch.Tensor:
         """Return the weight (O, I) of a layer in torch's layout; it is unpacked with the others."""
         plain_SI: torch.Tensor = self._packed_SI.to_dense()
@@ -237,9 +243,7 @@ def quick_forwards(model: nn.Module) -> dict[nn.Module, Callable[[torch.Tensor],
     return {
         layer: partial(_product, layer)
         for layer in model.modules()
-        if _is_multiplied(layer)
-        and layer.weight.dtype == torch.float32
-        and "forward" not in vars(layer)
+        if _is_multiplied(layer) and layer.weight.dtype == torch.float32
     }
 
 
@@ -267,6 +271,7 @@ def _is_quick(x: torch.Tensor, W_OI: torch.Tensor) -> bool:
 def _is_multiplied(layer: nn.Module) -> TypeGuard[nn.Linear]:
     return (
         type(layer) is nn.Linear
+        and "forward" not in vars(layer)
         and type(layer.weight.data) is torch.Tensor  # a base that is split has others
         and layer.weight.is_cpu
         and layer.weight.dtype in faster()

@@ -69,6 +69,10 @@ class ByRow(Protocol):
         """Return an adapter's group; adapters of one group can share a forward pass."""
         ...
 
+    def pack(self) -> None:
+        """Prepare for many steps, before the first row of a batch."""
+        ...
+
     def computing(self, *shares: Shares) -> AbstractContextManager[None]:
         """Compute with the adapters of one group within the context.
 
@@ -134,6 +138,8 @@ class RunningBatch:
 
     def insert(self, row: int, tokens_T: Ints, adapter: str | None = None) -> None:
         """Let a row with a prompt of at least one token enter."""
+        if not self._rows:
+            self._adapters.pack()
         if self._forward is None:
             self._forward, self.one_by_one = fastest(self._base)
         prompt = [int(token) for token in tokens_T]

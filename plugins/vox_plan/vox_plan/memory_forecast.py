@@ -24,6 +24,7 @@ from vox_core.contract import Quant
 from vox_core.errors import PlanError
 from vox_plan.architecture import Architecture, read_architecture
 from vox_plan.memory import (
+    BYTES,
     Demand,
     Prediction,
     WorstCase,
@@ -334,9 +335,12 @@ def _caches(run: RunPlan) -> int:
 
 
 def _copies(run: RunPlan) -> int:
-    """Bytes of the matrices of all layers, if answers are sampled and these can be packed."""
-    packs = samples_answers(run) and run.contract.quant == "none" and not run.settings.shard
-    return sum(split_bytes(_architecture(run), run.execution.dtype)) if packs else 0
+    """Bytes of the matrices of layers and head that are packed where answers are sampled."""
+    if not samples_answers(run) or run.settings.shard:
+        return 0
+    model, dtype = _architecture(run), run.execution.dtype
+    head = BYTES[dtype] * sum(model.elements[tensor] for tensor in model.head)
+    return head + (sum(split_bytes(model, dtype)) if run.contract.quant == "none" else 0)
 
 
 def _reference(run: RunPlan) -> int:
