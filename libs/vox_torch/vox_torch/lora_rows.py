@@ -5,8 +5,8 @@ adapters share one low-rank product, in which each token sees zeros for the othe
 tokens each adapter computes its own. PEFT's layers have another forward while rows are computed.
 The base is added last, so that a small update is not rounded away (docs/adr/0014).
 
-On a CPU, a model that trains generates with packed copies of its weights. They are made when a row
-enters an empty batch, and freed before the next pass over documents.
+On a CPU, a bfloat16 model that trains generates with packed copies of its weights. They are made
+when a row enters an empty batch, and freed before the next pass over documents.
 
 This module imports torch; import it lazily.
 
@@ -147,8 +147,12 @@ class RowAdapters:
         self._values.clear()
 
     def pack(self) -> None:
-        """Compute with packed copies of linear layers until `release` or `forget`."""
-        if not self._copies:
+        """Compute with packed copies of linear layers until `release` or `forget`.
+
+        In bfloat16, in which products have the same bits: in float32, answers would not be those of
+        a base that is split.
+        """
+        if not self._copies and self._model.dtype == torch.bfloat16:
             layers = self._found()
             self._copies = copies(self._model)
             for layer in layers:

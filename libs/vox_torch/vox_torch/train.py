@@ -93,6 +93,7 @@ class TorchTrainer(TorchModel, Trainer):
     def add_learner(self, name: str, state: TrainState) -> None:
         with self._memory.final():
             parameters = self._attach(name, state)
+            self._set_up(name, documents=True)  # the model may have generated
             if self._loss is None:
                 self._loss = self._checked_fast_path(parameters)
             if self._loss is None:
@@ -201,6 +202,7 @@ class TorchTrainer(TorchModel, Trainer):
 
     def _attach_again(self, name: str, state: TrainState) -> Mapping[str, nn.Parameter]:
         """Free the model, and load it again as transformers and PEFT compute it."""
+        self._batch = self._by_row = None
         del self._adapters
         gc.collect()  # fused layers and their forwards know each other
         self._memory.release()

@@ -336,9 +336,9 @@ def _caches(run: RunPlan) -> int:
 
 def _copies(run: RunPlan) -> int:
     """Bytes of the matrices of layers and head that are packed where answers are sampled."""
-    if not samples_answers(run) or run.settings.shard:
-        return 0
     model, dtype = _architecture(run), run.execution.dtype
+    if not samples_answers(run) or run.settings.shard or dtype != "bf16":
+        return 0
     head = BYTES[dtype] * sum(model.elements[tensor] for tensor in model.head)
     return head + (sum(split_bytes(model, dtype)) if run.contract.quant == "none" else 0)
 
