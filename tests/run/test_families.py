@@ -146,22 +146,28 @@ def adapter_of_peft(base: Path, folder: Path, **config) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("targets", "fault"),
-    [(["q_proj"], "share it"), ([], "no module with low-rank matrices")],
-    ids=["tied", "saved alone"],
+    ("family", "config", "fault", "remedy"),
+    [
+        ("qwen2", {"modules_to_save": ["embed_tokens"]}, "embed_tokens.*share it", "without them"),
+        ("qwen2", {"modules_to_save": ["lm_head"]}, "lm_head.*share it", "without them"),
+        ("qwen2", {"target_modules": ["lm_head"]}, "lm_head: .*share it", "without them"),
+        ("llama", {"modules_to_save": ["lm_head"]}, "no module with low-rank", "with --model"),
+    ],
+    ids=["tied embedding", "tied head", "update of a tied head", "saved alone"],
 )
-def test_an_adapter_that_no_backend_could_load_is_refused(tiny, tmp_path, targets, fault):
+def test_an_adapter_that_no_backend_could_load_is_refused(
+    tiny, tmp_path, family, config, fault, remedy
+):
     """PEFT trains a copy of a tied embedding, and its head stays as it was."""
-    family, saved = ("qwen2", "embed_tokens") if targets else ("llama", "lm_head")
     base = AutoModelForCausalLM.from_pretrained(tiny(family), dtype=torch.float32)
-    config = LoraConfig(target_modules=["q_proj"], modules_to_save=[saved])
+    config = LoraConfig(**{"target_modules": ["q_proj"], **config})
     get_peft_model(base, config).save_pretrained(tmp_path)
-    if not targets:
+    if family == "llama":
         tensors = load_file(path := tmp_path / "adapter_model.safetensors")
         save_file({name: t for name, t in tensors.items() if "lora" not in name}, path)
     with pytest.raises(AdapterError, match=fault) as caught:
         resolve_reference(str(tmp_path))
-    assert caught.value.code == "VOX-A002"
+    assert caught.value.code == "VOX-A002" and remedy in caught.value.remedy
 
 
 def test_an_adapter_that_peft_saved_generates_and_merges(tiny, tmp_path):

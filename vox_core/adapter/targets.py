@@ -249,12 +249,16 @@ def require_fit(
         AdapterError: A002, listing every module and whole tensor that is unknown or has another
             shape.
     """
-    faults = [fault for path in state.modules if (fault := _misfit(state, path, modules))]
+    names = (*state.modules, *state.saved)
+    shared = [name for name in names if tied and _is_tied(name.replace(BASE, ""))]
+    faults = [f"{name}: in the base, token embedding and output head share it" for name in shared]
+    own = [path for path in state.modules if path not in shared]
+    faults += [fault for path in own if (fault := _misfit(state, path, modules))]
     for stored, value in state.saved.items():
         name = stored.replace(BASE, "")
-        if tied and (_TOKENS.search(name) or _HEAD.match(name.rpartition(".")[0])):
-            faults.append(f"{name}: in the base, token embedding and output head share it")
-        elif name not in parameters:
+        if stored in shared:
+            continue
+        if name not in parameters:
             faults.append(f"{name}: the base stores no such weights of their own (are they tied?)")
         elif value.shape != parameters[name]:
             faults.append(f"{name}: the adapter has {value.shape}, the base {parameters[name]}")
@@ -268,8 +272,14 @@ def require_fit(
         where=where,
         found=None if faults else "no module with low-rank matrices",
         faults=faults,
-        remedy="name the base model it was trained on, with --model",
+        remedy="train it without them, or on a base in which they do not share their weights"
+        if shared
+        else "name the base model it was trained on, with --model",
     )
+
+
+def _is_tied(name: str) -> bool:
+    return bool(_TOKENS.search(name) or _HEAD.match(name.rpartition(".")[0] or name))
 
 
 def _misfit(state: AdapterState, path: str, modules: Mapping[str, ModuleShape]) -> str | None:

@@ -162,7 +162,8 @@ def next_step(codes: Collection[str], paths: Iterable[Path], step: str = STEP) -
     if "unknown form" in codes:
         step += (
             "; if only the names differ, say so: --field prompt=NAME --field completion=OTHER, or "
-            "[data.fields] in vox.toml"
+            "[data.fields] in vox.toml; of a prompt alone, for grpo with your own reward: "
+            "--field prompt=prompt --field completion=prompt"
         )
     return step
 

@@ -108,7 +108,7 @@ def read_inputs(
     _require_rollouts(settings, objective)
     reward = load_reward(settings.reward) if settings.reward else None
     evaluator = _evaluator(settings.eval_suite) if settings.eval_suite else None
-    rows = Chosen([], []) if only_planned and not settings.data else _rows(settings, objective)
+    rows = Chosen([], []) if only_planned and not settings.data else chosen_rows(settings)
     seen, fetching = Seen(), Fetching(progress)
     request = _request(settings, objective, resumed_from)
     # Before a model is fetched, so that a missing backend is found in a second.
@@ -150,20 +150,6 @@ def _evaluator(suites: Sequence[Path]) -> Evaluator:
         raise error.but(what=what, where=f"--eval-suite {suites[0]}") from error
     evaluator: Evaluator = call_hook(plugin, "vox_evaluator", suites=suites)
     return evaluator
-
-
-def _rows(settings: TrainSettings, objective: Objective | None) -> Chosen:
-    try:
-        return chosen_rows(settings)
-    except DataError as error:
-        ignored = learns_from_answers(objective) and not settings.reward
-        if not ignored or error.code != "VOX-D003":
-            raise
-        hint = (
-            f"; {settings.objective} ignores the rows' answers, but each row has to have one: for "
-            "rows with a prompt alone add --field prompt=prompt --field completion=prompt"
-        )
-        raise error.but(remedy=error.remedy + hint) from error
 
 
 def chosen_rows(settings: TrainSettings) -> Chosen:

@@ -64,7 +64,8 @@ class StoppedAtOnce(KeyboardInterrupt):
     """
 
     def __init__(self, run: Path, step: int | None) -> None:
-        super().__init__()
+        kept = f"step {step} is kept" if step else "no step is kept"
+        super().__init__(f"{run}: stopped in the middle of a step; {kept}")
         self.run, self.step = run, step
 
 

@@ -113,7 +113,7 @@ def _show_check(report: CheckReport) -> None:
             names = ", ".join(f"{name} ({rows})" for name, rows in file.unused.items())
             click.echo(printable(f"  not used: {names}"))
     if report.template:
-        click.echo(printable(f"every row rendered with the chat template of {report.template}"))
+        click.echo(printable(f"every row rendered as for {report.template}"))
     for note in report.notes:
         click.echo(printable(f"- {note}"))
     for side, audit in report.audits.items():
