@@ -6,17 +6,22 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 from hypothesis import strategies as st
 
 from vox_core.data.checked import check_files
+from vox_core.data.dataset import Dataset, encode_rows, require_trained
 from vox_core.data.encode import Encoded, Encoder
 from vox_core.data.fields import NO_FIELDS, FieldMap
 from vox_core.data.messages import Message
 from vox_core.data.records import read_lines
 from vox_core.data.render import RenderError
-from vox_core.data.rows import Record
+from vox_core.data.rows import Record, Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SOURCE = Path("train.jsonl")
 
@@ -37,6 +42,16 @@ def encode_one(encoder: Encoder, record: Record) -> Encoded:
     if found.fault:
         raise RenderError(found.fault)
     return found
+
+
+def build_dataset(
+    records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, seq_len: int
+) -> Dataset:
+    """Encode every record, and refuse what would train nothing."""
+    encoder = Encoder(tokenizer, seq_len)
+    dataset = encode_rows(encoder, map(Row.of, records), {})
+    require_trained(dataset.stats, lambda: encoder)
+    return dataset
 
 
 def chat(*turns: str, system: str | None = None) -> Record:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.data_samples import load_records
+from tests.core.data_samples import build_dataset, load_records
 from tests.core.tiny_tokenizer import (
     FAMILIES,
     GENERATION,
@@ -23,7 +23,6 @@ from vox_core.contract import ObjectiveSpec
 from vox_core.data import dataset_cache
 from vox_core.data.audit import FINDINGS, Audit, audit, require_sound, vocabulary_of
 from vox_core.data.checked import check_files
-from vox_core.data.dataset import build_dataset
 from vox_core.data.encode import EncodeStats
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.data_samples import chat, completion, text
+from tests.core.data_samples import build_dataset, chat, completion, text
 from tests.core.tiny_tokenizer import FAMILIES, make_tokenizer, tiny_tokenizer
-from vox_core.data.dataset import Dataset, build_dataset
+from vox_core.data.dataset import Dataset
 from vox_core.data.rows import Record
 from vox_core.errors import DataError
 

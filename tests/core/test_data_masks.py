@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import groupby, pairwise
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.data_samples import (
+    SOURCE,
     answers,
     chat,
     completion,
@@ -18,11 +20,12 @@ from tests.core.data_samples import (
     users,
 )
 from tests.core.tiny_tokenizer import FAMILIES, tiny_tokenizer
+from vox_core.contract import ObjectiveSpec
 from vox_core.data.encode import Document, Encoder
 from vox_core.data.faults import RowError
 from vox_core.data.messages import Message
 from vox_core.data.render import RenderError
-from vox_core.data.rows import Record, parse_row
+from vox_core.data.rows import Record, examples_of, parse_row, row_of
 
 SEQ_LEN = 100_000
 # What a family writes around an assistant's words, in a turn that is not the last and in the last.
@@ -264,6 +267,20 @@ def test_a_prompt_that_opens_a_thought_is_not_trained() -> None:
     """The prompt ends in `<think>`; earlier turns have none, and begin with their content."""
     document = encode("qwen3_open", chat("a", "b", "c", "d"))
     assert trained("qwen3_open", document) == ["b<|im_end|>", "\n</think>\n\nd<|im_end|>"]
+
+
+@every_family
+def test_a_prompt_for_the_models_own_answer_is_what_a_server_sends(family: str) -> None:
+    """Also where the template opens a thought, or moves the system prompt."""
+    row = json.dumps({"messages": plain(chat("a", "b", "c", "d", system="e"))}).encode()
+    ((prompt,),) = (row_of(row, SOURCE, 1, examples_of(ObjectiveSpec("grpo"))).sides.values(),)
+    encoder = Encoder(tiny_tokenizer(family), 512)
+    (document,) = encode_one(encoder, prompt).documents
+    asked = encoder.renderer.prompt(chat("a", "b", "c", system="e"))
+    assert tiny_tokenizer(family).decode(document.tokens_T) == asked
+    assert not document.weights_T.any()
+    short = Encoder(tiny_tokenizer(family), len(document.tokens_T))
+    assert encode_one(short, prompt).dropped == "nothing to train within seq_len"
 
 
 def test_a_system_prompt_that_moves_between_turns() -> None:

@@ -576,9 +576,9 @@ def test_facts_of_other_bytes_are_not_kept(tmp_path: Path, monkeypatch: pytest.M
     path, policy, listen = tmp_path / "train.jsonl", DataPolicy(min_chars=10), row_facts.read_lines
     path.write_text("".join(rows))
 
-    def disturbed(*given: Any) -> Any:
+    def disturbed(*given: Any, **flags: Any) -> Any:
         path.write_text("".join(reversed(rows)))
-        return listen(*given)
+        return listen(*given, **flags)
 
     monkeypatch.setattr(row_facts, "read_lines", disturbed)
     with pytest.raises(DataError, match="changed while it was read"):

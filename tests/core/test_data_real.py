@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import vox_core
-from tests.core.data_samples import completion, load_records, plain
-from vox_core.data.dataset import build_dataset
+from tests.core.data_samples import build_dataset, completion, load_records, plain
 from vox_core.data.formats import find_split
 from vox_core.data.tokenizer import load_tokenizer
 

@@ -9,9 +9,8 @@ from itertools import groupby
 
 import pytest
 
-from tests.core.data_samples import SOURCE, chat, completion, encode_one
+from tests.core.data_samples import SOURCE, build_dataset, chat, completion, encode_one
 from tests.core.tiny_tokenizer import CHATML, FAMILIES, Family, make_tokenizer, tiny_tokenizer
-from vox_core.data.dataset import build_dataset
 from vox_core.data.encode import Document, Encoder, serving_difference
 from vox_core.data.messages import Message
 from vox_core.data.render import NO_TEMPLATE, Renderer, RenderError

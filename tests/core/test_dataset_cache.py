@@ -22,13 +22,13 @@ from typing import NoReturn
 
 import pytest
 
-from tests.core.data_samples import load_records
+from tests.core.data_samples import build_dataset, load_records
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import files
 from vox_core.contract import ObjectiveSpec
 from vox_core.data import dataset_cache, row_facts, rows, worker
 from vox_core.data.checked import Block, CheckedFile, check_files, cut, unused_fields
-from vox_core.data.dataset import Dataset, build_dataset
+from vox_core.data.dataset import Dataset
 from vox_core.data.dataset_cache import ENTRY
 from vox_core.data.records import readable
 from vox_core.data.rows import examples_of

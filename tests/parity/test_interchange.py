@@ -38,7 +38,6 @@ from tests.parity.interchange import (
     random_adapter,
     relative,
 )
-from vox_core.adapter.mlx import write_mlx_adapter
 from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import parameter_names
 from vox_core.api.models import plain_copy
@@ -47,7 +46,7 @@ from vox_core.config import ExportSettings, validate
 from vox_core.contract import AdapterState
 from vox_core.errors import ProofError
 from vox_core.weights import WeightFolder, open_weights
-from vox_export.convert import ConvertReport, convert
+from vox_export.convert import ConvertReport, convert, write_mlx_adapter
 from vox_export.export import export
 from vox_formats import mlx_adapter as writer
 from vox_formats.mlx_model import counterpart_fault, hf_path, mlx_path

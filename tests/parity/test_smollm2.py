@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 import vox_core
-from tests.core.data_samples import load_records
+from tests.core.data_samples import build_dataset, load_records
 from tests.parity import held, tolerances
 from tests.run.lines import read
 from vox_core import models
@@ -32,7 +32,6 @@ from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import SamplingSettings, TrainSettings, validate
 from vox_core.contract import AdapterSpec
 from vox_core.data.batching import documents_of_step
-from vox_core.data.dataset import build_dataset
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.run.load import open_model
 from vox_core.run.train import train

@@ -521,15 +521,49 @@ def rows(tmp_path):
     return make
 
 
-def test_rows_without_an_answer_may_have_any(tiny, settings, rows, teacher):
-    given = {**ON_POLICY, "teacher": teacher, "data": [rows(PROMPTS)]}
-    with pytest.raises(DataError, match=r"malformed") as caught:
-        train(settings(tiny("llama"), **given))
-    flags = "--field prompt=prompt --field completion=prompt"
-    assert caught.value.code == "VOX-D003" and caught.value.remedy.endswith(flags)
-    fields = {"prompt": "prompt", "completion": "prompt"}
-    report = train(settings(tiny("llama"), **given, fields=fields))
-    assert (report.run / "rollouts.jsonl").read_text().count("\n") == 2 * 2
+@pytest.mark.parametrize("objective", ["distill", "grpo"])
+def test_where_the_model_answers_rows_need_no_answer(
+    tiny, settings, rows, teacher, learning, tmp_path, objective
+):
+    """The same prompts are answered, alone or with an answer that nothing reads."""
+    code = "def longer(row, answer):\n    return len(row) + len(answer)\n"
+    (tmp_path / "reward.py").write_text(code)
+    user = [{"role": "user", "content": row["prompt"]} for row in PROMPTS]
+    forms = [
+        PROMPTS,
+        [{"prompt": [turn]} for turn in user],
+        [{"messages": [turn]} for turn in user],
+        [{**row, "completion": "any"} for row in PROMPTS],
+    ]
+    found = []
+    for number, objects in enumerate(forms):
+        out = tmp_path / f"run-{number}"
+        given = {**ON_POLICY, "objective": objective, "data": [rows(objects)], "out": out}
+        if objective == "distill":
+            report = train(settings(tiny("llama"), **given, valid=None, teacher=teacher))
+        else:
+            report = train(learning(**given, valid=None))
+        lines = map(json.loads, (report.run / "rollouts.jsonl").read_text().splitlines())
+        found.append([(line["answer"], line["reward"] - len(line["answer"])) for line in lines])
+    assert len(found[0]) == 2 * 2
+    assert [[answer for answer, _ in each] for each in found] == [[a for a, _ in found[0]]] * 4
+    if objective == "grpo":  # a reward is given the row as it is written
+        assert [{fields for _, fields in each} for each in found] == [{1}, {1}, {1}, {2}]
+
+
+def test_where_rows_are_learned_from_each_has_an_answer(tiny, settings, rows, teacher, learning):
+    data, top_k = [rows(PROMPTS)], {"objective_options": {"top_k": "4"}}
+    for given in (
+        settings(tiny("llama"), data=data, max_steps=1),
+        settings(tiny("llama"), data=data, max_steps=1, objective="kto"),
+        settings(tiny("llama"), data=data, objective="distill", teacher=teacher, **top_k),
+        learning(data=data, valid=None, reward="exact"),
+    ):
+        with pytest.raises(DataError, match="malformed") as caught:
+            train(given)
+        assert caught.value.code == "VOX-D003"
+        assert "found none of completion, response" in caught.value.faults[0]
+        assert "for --objective grpo" in caught.value.remedy
 
 
 @pytest.mark.parametrize("objects", [[{"text": f"Some {n}."} for n in range(9)], PAIRS[:2]])

@@ -98,9 +98,7 @@ def test_a_run_on_own_answers_counts_prompts(tiny, settings, rewarded):
     assert first.message == "6 prompts; 1 step"
 
 
-def test_a_prompt_without_a_template_has_no_character_of_the_answer(
-    tmp_path, settings, rewarded, monkeypatch
-):
+def test_a_prompt_without_a_template_has_no_character_of_the_answer(tmp_path, settings, rewarded):
     """Byte-pair encoding joins the prompt's last space and the answer's first letters."""
     base = make_model("llama", tmp_path / "base")
     config = json.loads((base / "tokenizer_config.json").read_text())
@@ -113,10 +111,8 @@ def test_a_prompt_without_a_template_has_no_character_of_the_answer(
     (base / "tokenizer.json").write_text(json.dumps(tokenizer))
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "Say ", "completion": "It is.", "level": 0}\n')
-    prompts, prompt = [], Rollouts._prompt
-    monkeypatch.setattr(Rollouts, "_prompt", lambda *a: prompts.append(prompt(*a)) or prompts[-1])
-    train(settings(base, **{**rewarded, "data": (str(rows),), "valid": None}))
-    assert [load_tokenizer(base).decode(each) for each in prompts] == ["Say "]
+    made = plan_run(settings(base, **{**rewarded, "data": (str(rows),), "valid": None}))
+    assert [load_tokenizer(base).decode(each.tokens_T) for each in made.data.train] == ["Say "]
 
 
 def test_a_reward_uses_every_field_of_a_row(tiny, settings, rewarded):

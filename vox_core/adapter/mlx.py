@@ -1,14 +1,12 @@
-"""Read and write mlx-lm's adapter folder; `vox_formats.mlx_adapter` has the layout."""
+"""Read mlx-lm's adapter folder; `vox_formats.mlx_adapter` has the layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from vox_core import bounded_json, files
-from vox_core.adapter.peft import config_errors, write_tensors
+from vox_core import bounded_json
+from vox_core.adapter.peft import config_errors
 from vox_core.contract import AdapterState, LowRank, Method
 from vox_core.errors import AdapterError, command
 from vox_core.weights import SafetensorsFile
@@ -28,31 +26,6 @@ def is_mlx_folder(folder: Path) -> bool:
         return False
     has_weights = (folder / mlx.WEIGHTS).is_file()
     return isinstance(config, dict) and "peft_type" not in config and has_weights
-
-
-def write_mlx_adapter(
-    folder: Path, state: AdapterState, base: MlxBase, *, model: str, dropout: float = 0.0
-) -> None:
-    """Write an adapter folder for `mlx_lm.load(..., adapter_path=folder)`.
-
-    Args:
-        model: the value of `model` in the configuration.
-
-    Raises:
-        AdapterError: A003, listing every module and tensor that mlx-lm's model does not have.
-    """
-    remedy = "train it again without these, or use it with PEFT; nothing was written"
-    with _refusals(folder, remedy):
-        updates = {
-            path: mlx.Update(module.A_RI, module.B_OR, module.alpha, module.magnitude_O)
-            for path, module in state.modules.items()
-        }
-        adapter = mlx.Adapter(state.method, updates, state.saved)
-        made = mlx.to_mlx(adapter, base, model=model, dropout=dropout)
-    write_tensors(folder / mlx.WEIGHTS, made.tensors, "mlx")
-    if made.exact:
-        write_tensors(folder / mlx.EXACT, made.exact, "mlx")
-    files.write_json(folder / mlx.CONFIG, made.config)
 
 
 def read_mlx_adapter(folder: Path, base: MlxBase, *, literal: bool = False) -> AdapterState:
@@ -81,16 +54,19 @@ def read_mlx_adapter(folder: Path, base: MlxBase, *, literal: bool = False) -> A
         )
     tensors = _read_tensors(folder / mlx.WEIGHTS)
     exact = _read_tensors(folder / mlx.EXACT) if (folder / mlx.EXACT).is_file() else {}
-    remedy = "use the adapter with the tool that made it, or train it again without these"
-    with _refusals(folder, remedy):
+    try:
         method, updates, saved = mlx.from_mlx(config, tensors, exact, base, literal=literal)
+    except FormatError as error:
+        raise AdapterError(
+            "A003",
+            error.what,
+            where=folder,
+            expected=error.expected,
+            faults=error.faults,
+            remedy="use the adapter with the tool that made it, or train it again without these",
+        ) from error
     modules = {path: LowRank(*update) for path, update in updates.items()}
     return AdapterState(cast("Method", method), modules, saved)
-
-
-def mlx_dropout(folder: Path) -> float:
-    """Return the dropout that an adapter of mlx-lm was trained with."""
-    return _read_config(folder).dropout
 
 
 def _read_config(folder: Path) -> mlx.Config:
@@ -101,18 +77,3 @@ def _read_config(folder: Path) -> mlx.Config:
 def _read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     file = SafetensorsFile(path)
     return {name: file.read(name) for name in file.tensors}
-
-
-@contextmanager
-def _refusals(folder: Path, remedy: str) -> Iterator[None]:
-    try:
-        yield
-    except FormatError as error:
-        raise AdapterError(
-            "A003",
-            error.what,
-            where=folder,
-            expected=error.expected,
-            faults=error.faults,
-            remedy=remedy,
-        ) from error

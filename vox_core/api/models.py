@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from vox_core.adapter.mlx import (
-    is_mlx_folder as is_mlx_folder,
-    mlx_dropout as mlx_dropout,
-    write_mlx_adapter as write_mlx_adapter,
+from vox_core.adapter.mlx import is_mlx_folder as is_mlx_folder
+from vox_core.adapter.peft import (
+    CONFIG as CONFIG,
+    write_adapter as write_adapter,
+    write_tensors as write_tensors,
 )
-from vox_core.adapter.peft import CONFIG as CONFIG, write_adapter as write_adapter
 from vox_core.adapter.targets import (
     linear_modules as linear_modules,
     parameter_names as parameter_names,

@@ -24,11 +24,12 @@ from vox_core.run.artifacts import versions as versions
 from vox_core.run.hf_checkpoint import as_trained as as_trained, seeded as seeded
 from vox_core.run.loop import is_validated as is_validated
 from vox_core.run.plan import (
+    find_experts as find_experts,
     has_linear_attention as has_linear_attention,
     has_tied_head as has_tied_head,
-    possible_quants as possible_quants,
     text_config as text_config,
     vocabulary_size as vocabulary_size,
+    width_faults as width_faults,
 )
 from vox_core.run.progress import peak_resident as peak_resident
 from vox_core.run.reference import Fetching as Fetching

@@ -9,7 +9,10 @@ from vox_core.data.audit import (
 )
 from vox_core.data.checked import CheckedFile as CheckedFile, check_files as check_files
 from vox_core.data.chosen import no_such_value as no_such_value
-from vox_core.data.dataset import build_dataset as build_dataset
+from vox_core.data.dataset import (
+    encode_rows as encode_rows,
+    require_trained as require_trained,
+)
 from vox_core.data.encode import Encoded as Encoded, Encoder as Encoder, stats_of as stats_of
 from vox_core.data.faults import (
     RowError as RowError,
@@ -43,8 +46,9 @@ from vox_core.data.row_facts import (
     filtered as filtered,
     value_counts as value_counts,
 )
-from vox_core.data.rows import Record as Record, read_row as read_row
+from vox_core.data.rows import Record as Record, Row as Row, read_row as read_row
 from vox_core.data.rows import Examples as Examples, examples_of as examples_of, row_of as row_of
+from vox_core.data.rows import reads_answers as reads_answers
 from vox_core.data.rows import objective_of as objective_of
 from vox_core.data.batching import apportion as apportion
 from vox_core.data.source import (

@@ -79,7 +79,13 @@ class Weighed:
 
 
 class Reward(ABC):
-    """Judges the answers of a model that learns from its own."""
+    """Judges the answers of a model that learns from its own.
+
+    Attributes:
+        reads_answer: it reads the answer of the row, so a row without one is malformed.
+    """
+
+    reads_answer: bool = False
 
     @abstractmethod
     def judge(self, row: Mapping[str, object], answer: str) -> float:

@@ -235,7 +235,8 @@ class ExecutionPlan:
             `modules_to_save`, or with the method `full` all that are trained.
         gradient_checkpointing: recompute the activations inside a layer in the backward pass (Chen
             et al., arXiv:1604.06174). Changes memory and time, not results.
-        longest: tokens of the longest document, training and validation; 0 if unknown.
+        longest: tokens of the longest document, training and validation, with the longest answer
+            that may be sampled; 0 if unknown.
         tuning: values of the knobs that the backend's manifest lists in `[tuning]`; a missing knob
             has its first value. They change time and memory, not results.
         packing: whether `micro_batch_tokens` bounds padded positions or concatenated tokens. A

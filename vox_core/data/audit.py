@@ -58,6 +58,7 @@ class Audit:
 
     Args:
         ended: rows with an end-of-turn token that is trained.
+        prompts: rows that the model answers itself.
     """
 
     rows: int
@@ -65,12 +66,15 @@ class Audit:
     trained_tokens: int
     ended: int
     findings: tuple[Finding, ...] = field(default=())
+    prompts: int = 0
 
     @property
     def trained_share(self) -> float:
         return self.trained_tokens / self.tokens if self.tokens else 0.0
 
     def __str__(self) -> str:
+        if self.prompts:
+            return f"{self.tokens:,} tokens of prompts, which the model answers"
         return (
             f"{self.tokens:,} tokens, {self.trained_tokens:,} trained ({self.trained_share:.1%}); "
             f"{self.ended:,} rows end with a trained end-of-turn token"
@@ -80,6 +84,8 @@ class Audit:
         return [finding for finding in self.findings if finding.kind.level == level]
 
     def to_json(self) -> dict[str, Any]:
+        if self.prompts:
+            return {"prompts": self.prompts, "findings": [each.to_json() for each in self.findings]}
         return {
             "trained_share": round(self.trained_share, 6),
             "rows_with_trained_end": self.ended,
@@ -95,8 +101,8 @@ def audit(dataset: Dataset, vocabulary: int | None) -> Audit:
         vocabulary: ids that the model has embeddings for; None if it does not say.
     """
     findings = sorted(_findings(dataset, vocabulary), key=lambda it: [*FINDINGS].index(it.id))
-    rows, ended = dataset.stats.rows, dataset.stats.ended
-    return Audit(rows, dataset.tokens, dataset.trained_tokens, ended, tuple(findings))
+    stats, tokens, trained = dataset.stats, dataset.tokens, dataset.trained_tokens
+    return Audit(stats.rows, tokens, trained, stats.ended, tuple(findings), stats.prompts)
 
 
 def require_sound(audits: Mapping[str, Audit]) -> None:
@@ -147,7 +153,7 @@ def _findings(dataset: Dataset, vocabulary: int | None) -> Iterator[Finding]:
             places=tuple(f"{dataset.files[file]}:{line}" for file, line in stats.places[name]),
             detail=stats.details.get(name, ""),
         )
-    if dataset.tokens and dataset.trained_tokens < FEW_TRAINED * dataset.tokens:
+    if dataset.trained_tokens < FEW_TRAINED * dataset.tokens and not stats.prompts:
         yield Finding("few-trained", detail=f"{dataset.trained_tokens / dataset.tokens:.2%}")
     if not stats.template:
         yield Finding("no-template")

@@ -83,9 +83,17 @@ class Chosen:
 
 
 def choose_rows(
-    train: Sequence[Path], valid: Sequence[Path], policy: DataPolicy, fields: FieldMap = NO_FIELDS
+    train: Sequence[Path],
+    valid: Sequence[Path],
+    policy: DataPolicy,
+    fields: FieldMap = NO_FIELDS,
+    *,
+    answered: bool = True,
 ) -> Chosen:
     """Check the files, and choose among their rows.
+
+    Args:
+        answered: as for `parse_row`.
 
     Raises:
         DataError: D001, D002, D003; D020, too many rows are malformed; D021, a filter names what no
@@ -93,10 +101,11 @@ def choose_rows(
         ConfigError: C009, no plugin finds near duplicates.
     """
     if policy == DataPolicy() and not valid:
-        return Chosen([replace(file, facts=None) for file in check_files(train, fields)], [])
+        checked = check_files(train, fields, answered=answered)
+        return Chosen([replace(file, facts=None) for file in checked], [])
     finder = _near_finder() if policy.dedup == "near" else None  # before anything is read
     skip = policy.malformed_rows == "skip"
-    checked = check_files([*train, *valid], fields, skip=skip)
+    checked = check_files([*train, *valid], fields, skip=skip, answered=answered)
     rows = CheckedRows(checked[: len(train)]), CheckedRows(checked[len(train) :])
     return _choose(*rows, policy, finder)
 

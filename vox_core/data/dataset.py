@@ -26,12 +26,11 @@ import numpy as np
 
 from vox_core.data.encode import Document, Encoded, Encoder, EncodeStats, stats_of
 from vox_core.data.records import listed
-from vox_core.data.rows import WHOLE, Record, Row
+from vox_core.data.rows import WHOLE, Row
 from vox_core.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from transformers import PreTrainedTokenizerBase
 
     from vox_core.data.batching import Ordering
 
@@ -182,24 +181,6 @@ class Dataset(Sequence[Document]):
             if document.label:
                 sha256.update(f"{document.side} {document.label}\n".encode())
         return sha256.hexdigest()
-
-
-def build_dataset(
-    records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, seq_len: int
-) -> Dataset:
-    """Encode every record, and keep all in memory.
-
-    Args:
-        seq_len: greatest length of a document, in tokens; at least 2.
-
-    Raises:
-        DataError: D005, the chat template is missing or refuses rows (all of them are named); D006,
-            every row was dropped; D004, nothing would be trained, or no answer's end.
-    """
-    encoder = Encoder(tokenizer, seq_len)
-    dataset = encode_rows(encoder, map(Row.of, records), {})
-    require_trained(dataset.stats, lambda: encoder)
-    return dataset
 
 
 def encode_rows(encoder: Encoder, rows: Iterable[Row], numbers: dict[Path, int]) -> Dataset:

@@ -12,6 +12,9 @@ if not even the first one does, at `seq_len` in the middle of a turn. A text is 
 consecutive pieces instead; each begins with the last token of the one before, as its context, so
 that no token is lost and none trained twice.
 
+A prompt that the model is to answer itself is the text that a server would send, with the
+generation prompt; none of it is trained, and it is never cut.
+
 `stats_of` examines each row once, where its tokens are made, and the cache keeps the result: so a
 second start has all of it without reading a row or loading a tokenizer. Counts are of all rows, and
 the first few of each kind are named. `audit.py` decides what is worth reporting, and words it.
@@ -126,14 +129,11 @@ class Encoder:
             for row in rows
         ]
 
-    def prompt(self, record: Record) -> list[int]:
-        """Tokens of a plain prompt, none of which has the answer's first characters in it."""
-        text = "".join(message.content for message in (record.messages or ())[:-1])
-        return [*self._prefix, *tokenise(self.tokenizer, [text])[0].ids_T.tolist()]
-
     def _rendered(self, record: Record) -> Encoded:
         if record.kind == "preference":  # for objectives that compare two answers
             return Encoded(record, dropped="preference pair")
+        if not record.answered and not record.messages:
+            return Encoded(record, dropped="nothing to train")
         try:
             return Encoded(record, self.renderer.render(record))
         except RenderError as fault:
@@ -148,14 +148,14 @@ class Encoder:
         for start, stop in pieces:
             weights_P = weights_T[start:stop].copy()
             weights_P[:1] = 0  # it has no predecessor in the piece
-            if weights_P.any():
+            if weights_P.any() or not record.answered:
                 trained = sum(start + 1 < end <= stop for end in ends)
                 documents.append(
                     Document(tokens_T[start:stop], weights_P, *place, trained, difficulty)
                 )
         dropped: Reason | None = None
         if not documents:
-            trains = weights_T[1:].any()
+            trains = weights_T[1:].any() or not record.answered
             dropped = "nothing to train within seq_len" if trains else "nothing to train"
         starts = [span.start for span in text.spans if not text.templated]
         joined = any(((tokens.begins_T < at) & (at < tokens.stops_T)).any() for at in starts)
@@ -168,7 +168,8 @@ class Encoder:
         weights_T, ends = _mask(tokens, is_end_T, text.spans)
         if text.templated:
             return tokens.ids_T, weights_T, [end for end in ends if end > 1]
-        after = self._suffix if tokens.ids_T[-1:].tolist() != self._suffix[-1:] else []
+        ended = not text.spans or tokens.ids_T[-1:].tolist() == self._suffix[-1:]
+        after = [] if ended else self._suffix
         closing = text.spans[-1].weight if text.spans else 0
         weights_T = np.concatenate(
             [np.zeros(len(self._prefix)), weights_T, np.full(len(after), closing)], dtype=np.float32
@@ -182,6 +183,8 @@ class Encoder:
     ) -> tuple[list[tuple[int, int]], Cut]:
         """Tokens [start, stop) of each document."""
         limit = self.seq_len
+        if not record.answered:  # there is to be room for an answer
+            return [(0, length)][: length < limit], "none"
         if length <= limit:
             return [(0, length)], "none"
         if record.kind == "text":
@@ -239,7 +242,8 @@ class EncodeStats:
     """Counts and findings over encoded rows.
 
     Args:
-        answers: rows that are not of the form text.
+        answers: rows with an answer to train; not those of the form text, and no prompts.
+        prompts: rows that the model answers itself.
         dropped: reason -> rows that gave no document.
         truncated: "whole turns", "mid-turn" or "split" -> rows longer than `seq_len` that were
             treated so (see encode.py); those dropped after it are among `dropped` only.
@@ -257,6 +261,7 @@ class EncodeStats:
 
     rows: int = 0
     answers: int = 0
+    prompts: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     truncated: Counter[str] = field(default_factory=Counter)
     faults: list[tuple[Path, int, str]] = field(default_factory=list)
@@ -281,7 +286,7 @@ class EncodeStats:
 
     def add(self, later: EncodeStats) -> None:
         """Add the counts of rows that come after these."""
-        for name in ("rows", "answers", "ended", "served", "faults", "misfits"):
+        for name in ("rows", "answers", "prompts", "ended", "served", "faults", "misfits"):
             setattr(self, name, getattr(self, name) + getattr(later, name))
         for name in ("dropped", "truncated", "counts", "lengths"):
             getattr(self, name).update(getattr(later, name))
@@ -319,13 +324,14 @@ def stats_of(
     stats = EncodeStats(
         rows=len(rows),
         faults=[(each.record.source, each.record.line, each.fault) for each in every if each.fault],
-        answers=sum(any(side.record.kind != "text" for side in sides) for sides in rows),
+        answers=sum(any(_has_answer(side.record) for side in sides) for sides in rows),
+        prompts=sum(not side.record.answered for side in every),
         template=template is not None,
         markers=bool(GENERATION.search(template or "")),
     )
     for sides in rows:
         _count(stats, encoder, sides, numbers)
-    rendered = [side for side in every if side.rendered]
+    rendered = [side for side in every if side.rendered and side.record.answered]
     for at in _sample(len(rendered)):
         record = rendered[at].record
         if template is not None and record.messages is not None:
@@ -366,11 +372,15 @@ def _findings(encoder: Encoder, row: Encoded, rendered: Rendered) -> Iterator[st
         yield _DROPPED[row.dropped]
     elif row.cut == "mid-turn":
         yield "cut-in-answer"
-    elif not any(document.ends for document in row.documents):
+    elif row.record.answered and not any(document.ends for document in row.documents):
         yield "no-end"
     for document in row.documents:
         if encoder.bos is not None and document.tokens_T[:2].tolist() == [encoder.bos] * 2:
             yield "double-bos"
+
+
+def _has_answer(record: Record) -> bool:
+    return record.answered and record.kind != "text"
 
 
 def _trained_words(renderer: Renderer, record: Record, rendered: Rendered) -> set[str]:

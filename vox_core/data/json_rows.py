@@ -7,9 +7,9 @@ file of another format becomes JSONL first (`source.py`): line N of it is row N,
 could not be read has its faults in place of an object (`unread`).
 
 A JSON document has its rows in an array of objects, in the one such array of an object, or as
-objects one after another. It is cut into rows by the brackets and commas outside of its texts,
-without being parsed, so that it may be larger than memory. A row that is wrong in itself leaves the
-others readable.
+objects one after another. It is mapped and cut into rows by the brackets and commas outside of its
+texts, without being parsed, so that it may be larger than memory. A row that is wrong in itself
+leaves the others readable.
 
 What an object means is `rows.py`'s business.
 """
@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, NoReturn, TypeAlias
 
@@ -170,135 +171,114 @@ def _refuse_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 
 
-_CHUNK = 1 << 20
-_MARK = re.compile(rb'["\[\]{},:]')
-_WITHIN_TEXT = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+_MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{},:]', re.DOTALL)
+"""A text, or a bracket, comma or colon outside of texts."""
 
 Row: TypeAlias = "dict[str, object] | RowError"
-Marks: TypeAlias = Iterator[tuple[int, bytes]]
-Cut: TypeAlias = Callable[[int, int], bytes]
+Marks: TypeAlias = Iterator[int]
 
 
 def json_rows(path: Path) -> Iterator[Row]:
     """Yield each row of a document, or its faults; RowError where nothing more can be read."""
-    size = path.stat().st_size
-    with path.open("rb") as file, path.open("rb") as other:
-
-        def cut(start: int, end: int) -> bytes:
-            """A part of the document without the blanks around it, and of a part that is too long
-            for a row its beginning."""
-            other.seek(start)
-            data = other.read(min(end - start, MAX_LINE_BYTES + 1))
-            if len(data) > MAX_LINE_BYTES:
-                return data
-            return (data if start else data.removeprefix(BOM)).strip()
-
-        begin = cut(0, 1 << 16)[:1]
-        is_wrapped = begin == b"{" and _has_list(_marks(file), cut)
-        file.seek(0)
-        marks = _marks(file)
-        if begin == b"[":
-            end = yield from _of_list(marks, cut, next(marks)[0] + 1)
-        elif is_wrapped:
-            end = yield from _of_members(marks, cut)
-        else:
-            end = yield from _of_objects(marks, cut, size)
-        if cut(end, size):
-            raise _broken("more after the end of the document", "nothing")
+    if not path.stat().st_size:
+        return
+    with path.open("rb") as file:
+        data = mmap(file.fileno(), 0, access=ACCESS_READ)
+    marks, begin = _marks(data), _cut(data, 0, 1 << 16)[:1]
+    if begin == b"[":
+        end = yield from _of_list(data, marks, next(marks) + 1)
+    elif begin == b"{" and _has_list(data):
+        end = yield from _of_members(data, marks)
+    else:
+        end = yield from _of_objects(data, marks)
+    if _cut(data, end, len(data)):
+        raise _broken("more after the end of the document", "nothing")
 
 
-def _of_list(marks: Marks, cut: Cut, start: int) -> Generator[Row, None, int]:
+def _marks(data: mmap) -> Marks:
+    """Yield the place of each bracket, comma and colon outside of texts."""
+    places = (found.start() for found in _MARK.finditer(data))
+    return (at for at in places if data[at] != ord('"'))
+
+
+def _cut(data: mmap, start: int, end: int) -> bytes:
+    """A part of the document without the blanks around it, and of a part that is too long for a row
+    its beginning."""
+    part = data[start : min(end, start + MAX_LINE_BYTES + 1)]
+    if len(part) > MAX_LINE_BYTES:
+        return part
+    return (part if start else part.removeprefix(BOM)).strip()
+
+
+def _of_list(data: mmap, marks: Marks, start: int) -> Generator[Row, None, int]:
     """Rows of the list that begins at `start`, behind its bracket; returns where it ends."""
     first, depth = start, 0
-    for at, mark in marks:
-        if mark in b"[{":
+    for at in marks:
+        if data[at] in b"[{":
             depth += 1
         elif depth:
-            depth -= 1 if mark in b"]}" else 0
-        elif mark in b",]":
-            row = cut(start, at)
-            if row or start != first or mark == b",":
+            depth -= data[at] in b"]}"
+        elif data[at] in b",]":
+            row, ended = _cut(data, start, at), data[at] in b"]"
+            if row or start != first or not ended:
                 yield _row(row)
-            if mark == b"]":
+            if ended:
                 return at + 1
             start = at + 1
-    if rest := cut(start, start + MAX_LINE_BYTES + 1):
+    if rest := _cut(data, start, len(data)):
         yield _row(rest)
     raise _broken("the end of the document within the list", '"]"')
 
 
-def _has_list(marks: Marks, cut: Cut) -> bool:
+def _has_list(data: mmap) -> bool:
     """Whether the first object is no row itself and has a list."""
     key = depth = 0
-    for at, mark in marks:
-        if depth == 1 and mark in b"[:":
-            name = cut(key, at).strip(b'"').decode("utf-8", "replace")
-            if mark == b"[" or name in CONTENT:
-                return mark == b"["
-        elif mark in b"[{,":
-            depth, key = depth + (mark != b","), at + 1
-        elif mark in b"]}":
+    for at in _marks(data):
+        if depth == 1 and data[at] in b"[:":
+            name = _cut(data, key, at).strip(b'"').decode("utf-8", "replace")
+            if data[at] in b"[" or name in CONTENT:
+                return data[at] in b"["
+        elif data[at] in b"[{,":
+            depth, key = depth + (data[at] not in b","), at + 1
+        elif data[at] in b"]}":
             depth -= 1
             if depth <= 0:
                 break
     return False
 
 
-def _of_members(marks: Marks, cut: Cut) -> Generator[Row, None, int]:
+def _of_members(data: mmap, marks: Marks) -> Generator[Row, None, int]:
     """Rows of the one list in an object; returns where the object ends."""
     depth = lists = 0
-    for at, mark in marks:
-        if mark == b"[" and depth == 1:
+    for at in marks:
+        if data[at] in b"[" and depth == 1:
             lists += 1
             if lists > 1:
                 raise faulty("several forms", (), "several lists", "one list of rows")
-            yield from _of_list(marks, cut, at + 1)
-        elif mark in b"[{":
+            yield from _of_list(data, marks, at + 1)
+        elif data[at] in b"[{":
             depth += 1
-        elif mark in b"]}":
+        elif data[at] in b"]}":
             depth -= 1
             if not depth:
                 return at + 1
     raise _broken("the end of the document within an object", '"}"')
 
 
-def _of_objects(marks: Marks, cut: Cut, size: int) -> Generator[Row, None, int]:
+def _of_objects(data: mmap, marks: Marks) -> Generator[Row, None, int]:
     """Objects that follow one another; returns where they end."""
     start = depth = 0
-    for at, mark in marks:
-        if mark in b"[{":
+    for at in marks:
+        if data[at] in b"[{":
             depth += 1
-        elif mark in b"]}":
+        elif data[at] in b"]}":
             depth = max(0, depth - 1)
             if not depth:
-                yield _row(cut(start, at + 1))
+                yield _row(_cut(data, start, at + 1))
                 start = at + 1
-    if rest := cut(start, size):
+    if rest := _cut(data, start, len(data)):
         yield _row(rest)
-    return size
-
-
-def _marks(file: IO[bytes]) -> Marks:
-    """Place and byte of each bracket, comma and colon outside of texts."""
-    begin, in_text = 0, False
-    while data := file.read(_CHUNK):
-        while data.endswith(b"\\") and (more := file.read(1)):
-            data += more
-        at = 0
-        while at < len(data):
-            if in_text:
-                text = _WITHIN_TEXT.match(data, at)
-                assert text is not None
-                at = text.end() + 1
-                in_text = at > len(data)
-            elif found := _MARK.search(data, at):
-                at = found.end()
-                in_text = found[0] == b'"'
-                if not in_text:
-                    yield begin + at - 1, found[0]
-            else:
-                break
-        begin += len(data)
+    return len(data)
 
 
 def _row(data: bytes) -> Row:

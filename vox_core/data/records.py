@@ -34,13 +34,18 @@ Progress = Callable[[int, int], None]
 
 
 def read_lines(
-    path: Path, lines: Path | None = None, progress: Progress | None = None
+    path: Path,
+    lines: Path | None = None,
+    progress: Progress | None = None,
+    *,
+    answered: bool = True,
 ) -> Iterator[tuple[int, Record | RowError]]:
     """Yield each row of one file with its number: the record, or its faults. A file in
     another format than its name says has one fault, in line 0.
 
     Args:
         lines: its rows as JSONL, if it is no such file itself.
+        answered: as for `parse_row`.
 
     Raises:
         DataError: D001, it cannot be read.
@@ -55,7 +60,7 @@ def read_lines(
             if progress and not count % _TELL_EVERY:
                 progress(start, size)
             try:
-                yield number, read_row(line, path, number)
+                yield number, read_row(line, path, number, answered=answered)
             except RowError as fault:
                 yield number, fault
         if progress:
@@ -162,8 +167,7 @@ def next_step(codes: Collection[str], paths: Iterable[Path], step: str = STEP) -
     if "unknown form" in codes:
         step += (
             "; if only the names differ, say so: --field prompt=NAME --field completion=OTHER, or "
-            "[data.fields] in vox.toml; of a prompt alone, for grpo with your own reward: "
-            "--field prompt=prompt --field completion=prompt"
+            "[data.fields] in vox.toml; prompts alone are for --objective grpo with your own reward"
         )
     return step
 

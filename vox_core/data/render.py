@@ -116,6 +116,8 @@ class Renderer:
             return self._conversation(record)
         if record.kind == "chat" or record.tools:
             raise RenderError(NO_TEMPLATE)
+        if not record.answered:
+            return Rendered(record.messages[0].content, (), templated=False)
         prompt, completion = record.messages
         text = prompt.content + completion.content
         span = Span(len(prompt.content), len(text), False, weight_of(completion))
@@ -143,6 +145,8 @@ class Renderer:
         return self._write(record, self._written(record), generation)
 
     def _conversation(self, record: Record) -> Rendered:
+        if not record.answered:
+            return Rendered(self.prompt(record), (), templated=True)
         chat = self._written(record)
         if self._template(record).marked:
             return self._marked(record, chat)

@@ -150,16 +150,19 @@ class FactCollector:
         )
 
 
-def facts_of(file: CheckedFile, progress: Callable[[Path, int], None] | None = None) -> RowFacts:
+def facts_of(
+    file: CheckedFile, answered: bool, progress: Callable[[Path, int], None] | None = None
+) -> RowFacts:
     """The facts of a file, from the cache or taken now.
 
     Args:
+        answered: as for `parse_row`.
         progress: called with the file and the rows read so far.
     """
 
     def make(folder: Path) -> None:
         collector = FactCollector()
-        for line, found in read_lines(file.path, file.lines):
+        for line, found in read_lines(file.path, file.lines, answered=answered):
             if isinstance(found, RowError):
                 collector.refuse(line, found)
                 continue
@@ -169,7 +172,8 @@ def facts_of(file: CheckedFile, progress: Callable[[Path, int], None] | None = N
         file.require_unchanged()
         _write(folder, collector.facts())
 
-    return cached("facts", f"{file.source.key}-{CACHE_VERSION}", make, _read).value
+    key = f"{file.source.key}-{CACHE_VERSION}{'' if answered else '-prompts'}"
+    return cached("facts", key, make, _read).value
 
 
 def _write(folder: Path, facts: RowFacts) -> None:

@@ -9,6 +9,7 @@
     {"text": "…"}
     {"prompt": "…", "chosen": "…", "rejected": "…"}                                     preference
     {"chosen": [{"role": "user", …}, {"role": "assistant", …}], "rejected": […]}
+    {"prompt": "…"}                        or a list of messages, where the model answers: no answer
 
 A row has exactly one of these forms. A `system` beside any but text is the first message. The
 lists of a preference may be whole conversations, which begin alike, or the answers alone, with the
@@ -20,6 +21,7 @@ misspelt field of vox's is a fault. A `RowError` has all faults of a row.
 
 Supervised training makes one document of a row. An objective that compares makes several, its
 sides, each a row of its own in a form of supervised training: the chosen and the rejected answer.
+Where the model learns from its own answers, the document is the prompt.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ class Record:
         rejected: of a preference, all messages up to and with the rejected answer.
         tools: JSON schemas of the functions that the assistant may call.
         form: name of the row's form, such as "Alpaca".
+        answered: the last message is an answer to train; False: the model answers the messages.
     """
 
     kind: Kind
@@ -87,24 +90,38 @@ class Record:
     tools: Tools = ()
     attributes: Attributes = NO_ATTRIBUTES
     form: str = ""
+    answered: bool = True
 
     @property
     def place(self) -> str:
         return place_of(self.source, self.line)
 
 
-def read_row(line: bytes | None, source: Path = NO_FILE, number: int = 0) -> Record:
+def read_row(
+    line: bytes | None, source: Path = NO_FILE, number: int = 0, *, answered: bool = True
+) -> Record:
     """The row in one line of a JSONL file, or a RowError with everything that is wrong with it;
-    None stands for a line that was too long to read."""
-    return parse_row(parse_object(line), source, number)
+    None stands for a line that was too long to read. For `answered` see `parse_row`."""
+    return parse_row(parse_object(line), source, number, answered=answered)
 
 
-def parse_row(values: dict[str, object], source: Path = NO_FILE, line: int = 0) -> Record:
-    """Read a row; the `RowError` has everything that is wrong with it."""
+def parse_row(
+    values: dict[str, object], source: Path = NO_FILE, line: int = 0, *, answered: bool = True
+) -> Record:
+    """Read a row; the `RowError` has everything that is wrong with it.
+
+    Args:
+        answered: a row without an answer is a fault; otherwise it may be a prompt alone, or
+            messages that end with the user's.
+    """
     fields = Fields(values)
     if values.keys() == {"messages"}:  # the usual case, which none of the rest can object to
-        return replace(_chat(fields), source=source, line=line)
+        return replace(_chat(fields, answered), source=source, line=line)
     read = _reader(fields)
+    if not answered and read is _chat:
+        read = partial(_chat, answered=False)
+    elif not answered and read is _completion and not fields.has((*ANSWERS, QUESTION[1])):
+        read = _prompt_alone if fields.has((*PROMPTS, QUESTION[0])) else read
     said, attributes, tools, _, unused = all_of(
         partial(read, fields),
         partial(attributes_of, values),
@@ -125,7 +142,7 @@ def refuse_columns(names: Sequence[str]) -> None:
         refuse_misspelt(names)
     else:
         other = {*TOOLS, "system", *ATTRIBUTES}
-        parse_row({name: name for name in names if name not in other})
+        parse_row({name: name for name in names if name not in other}, answered=False)
 
 
 def _reader(fields: Fields) -> Callable[[Fields], Record]:
@@ -168,11 +185,14 @@ def _refuse_unsupported(values: Mapping[str, object], names: Sequence[str]) -> N
 # --- forms ----------------------------------------------------------------------------------------
 
 
-def _chat(fields: Fields) -> Record:
+def _chat(fields: Fields, answered: bool = True) -> Record:
     name = fields.one((*CHATS, *SHAREGPT))
     turns = turns_of(fields.values[name], name)
     form = "ShareGPT" if any(turn.sharegpt for turn in turns) else "messages"
-    return Record("chat", messages=conversation(_with_system(fields, turns)), form=form)
+    messages = conversation(_with_system(fields, turns), answered=answered)
+    if not messages:
+        raise faulty("empty", (name,), "no message", "one or more")
+    return Record("chat", messages=messages, form=form)
 
 
 def _with_system(fields: Fields, turns: list[Turn]) -> list[Turn]:
@@ -201,6 +221,15 @@ def _completion(fields: Fields) -> Record:
     messages = (*system, Message("user", prompt), Message("assistant", answer))
     kind: Kind = "chat" if system else "completion"
     return Record(kind, messages=messages, form=form_of_completion(asked, answered))
+
+
+def _prompt_alone(fields: Fields) -> Record:
+    turns = _before(fields, [])
+    messages = conversation(_with_system(fields, turns), answered=False)
+    if not turns or messages[-1].role == "assistant":
+        raise faulty("roles", (), "a prompt that does not end with the user", "one that does")
+    kind: Kind = "completion" if len(messages) == len(turns[0].place) else "chat"
+    return Record(kind, messages=messages, form="prompt", answered=False)
 
 
 def _prompt(fields: Fields) -> tuple[str, str]:
@@ -294,7 +323,7 @@ _READERS: dict[tuple[str, ...], Callable[[Fields], Record]] = {
 
 
 Values: TypeAlias = Mapping[str, object]
-Examples: TypeAlias = Callable[[Values, Callable[[], Values]], Mapping[str, Values]]
+Examples: TypeAlias = Callable[[Values, Callable[[], Values]], Mapping[str, Values | Record]]
 """From a row, and what reads another one, to the row's sides, by label; ValueError if they cannot
 be made."""
 WHOLE = ""
@@ -345,7 +374,12 @@ def row_of(
     values = parse_object(line)
     try:
         made = examples(values, beside)
-        sides = {label: parse_row(dict(side), path, number) for label, side in made.items()}
+        sides = {
+            label: replace(side, source=path, line=number)
+            if isinstance(side, Record)
+            else parse_row(dict(side), path, number)
+            for label, side in made.items()
+        }
     except ValueError as error:
         return Row(path, number, {}, " ".join(str(error).split()))
     except (LookupError, TypeError) as error:  # of an objective that expects another row
@@ -431,6 +465,15 @@ def learns_from_answers(objective: Objective | None) -> bool:
     return objective is not None and "rollouts" in objective.needs
 
 
+def reads_answers(spec: ObjectiveSpec, reward: str | None = None) -> bool:
+    """Whether each row needs an answer: the objective learns from it, or the reward reads it.
+    A reward of a file, which may be gone, is not loaded. Errors as for `load_objective` and
+    `load_reward`."""
+    if not learns_from_answers(objective_of(spec)):
+        return True
+    return reward is not None and ":" not in reward and load_reward(reward).reads_answer
+
+
 def examples_of(spec: ObjectiveSpec) -> Examples | None:
     """Return what makes the sides of a row; None for supervised training. Errors as for
     `load_objective`."""
@@ -440,11 +483,17 @@ def examples_of(spec: ObjectiveSpec) -> Examples | None:
     return _prompted if learns_from_answers(objective) else examples_by(objective)
 
 
-def _prompted(row: Values, _other: Callable[[], Values]) -> Mapping[str, Values]:
-    """Return the row as one document, if it has a prompt and one answer; ValueError otherwise."""
-    if (form := parse_row(dict(row)).form) in ("text", "preference"):
-        raise ValueError(f"found a {form} row, expected a prompt with one answer, or messages")
-    return {WHOLE: row}
+def _prompted(row: Values, _other: Callable[[], Values]) -> Mapping[str, Record]:
+    """Return the prompt of a row, all messages or those before its last trained answer; ValueError
+    where there may be several prompts."""
+    record = parse_row(dict(row), answered=False)
+    if record.form in ("text", "preference"):
+        raise ValueError(f"found a {record.form} row, expected a prompt, or messages")
+    messages = record.messages or ()
+    if messages[-1].role == "assistant":
+        trained = (n for n, it in enumerate(messages) if it.role == "assistant" and it.weight != 0)
+        messages = messages[: max(trained, default=0)]
+    return {WHOLE: replace(record, messages=messages, answered=False)}
 
 
 def examples_by(objective: Objective) -> Examples:

@@ -23,7 +23,7 @@ from vox_core.data.chosen import Chosen, choose_rows
 from vox_core.data.dataset import Dataset, assumed_dataset
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.formats import find_split
-from vox_core.data.rows import learns_from_answers, load_reward, objective_of
+from vox_core.data.rows import learns_from_answers, load_reward, objective_of, reads_answers
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import BackendError, ConfigError, DataError, InputError
 from vox_core.host import Request, Selection, choose, explain
@@ -177,7 +177,8 @@ def chosen_rows(settings: TrainSettings) -> Chosen:
             expected="a share of the rows, or a file of them",
             remedy="leave out --valid-share or --valid; of a folder, name its train.jsonl",
         )
-    return choose_rows(train, valid, settings.policy(), settings.fields)
+    answered = reads_answers(settings.objective_spec, settings.reward)
+    return choose_rows(train, valid, settings.policy(), settings.fields, answered=answered)
 
 
 def _require_rollouts(settings: TrainSettings, objective: Objective | None) -> None:

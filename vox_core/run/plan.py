@@ -79,7 +79,7 @@ def require_no_experts(
 ) -> None:
     """Refuse to quantise a mixture of experts (P001): the libraries reach linear layers and leave
     the experts, which are most of such a model, as they are."""
-    if quant == "none" or (found := _experts(config, tensors)) is None:
+    if quant == "none" or (found := find_experts(config, tensors)) is None:
         return
     raise PlanError(
         "P001",
@@ -89,31 +89,6 @@ def require_no_experts(
         expected="a dense model",
         remedy="name the full-precision model, and leave out --quant",
     )
-
-
-def possible_quants(
-    has: Collection[Quant],
-    stored: Quant,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, HasShape],
-    saved: Collection[str] = (),
-) -> tuple[Quant, ...]:
-    """Filter a backend's quantisations by those possible for the model.
-
-    Args:
-        stored: what the model's files are quantised to.
-        saved: names of the tensors that are trained whole.
-    """
-    if stored != "none":
-        return (stored,)
-    experts, model_type = _experts(config, tensors), str(config.get("model_type"))
-
-    def possible(quant: Quant) -> bool:
-        modules = quantised_modules(tensors, model_type, quant)
-        whole = experts or any(module.tensor in saved for module in modules.values())
-        return not (whole or any(_width_faults(quant, modules)))
-
-    return tuple(quant for quant in has if quant == "none" or possible(quant))
 
 
 def make_plan(
@@ -171,7 +146,7 @@ def make_plan(
         save_every=settings.save_every,
         saved=saved,
         gradient_checkpointing=settings.gradient_checkpointing,
-        longest=max(each.longest for each in (train, valid) if each),
+        longest=max(each.longest for each in (train, valid) if each) + contract.rollouts.tokens,
         packing="rows" if pads else "end-to-end",
     )
 
@@ -238,7 +213,7 @@ def _modules(
     faults = [
         *_rank_faults(contract.adapter.rank, trained),
         *_reasons_why_not(contract, saved, inputs.config),
-        *_width_faults(contract.quant, quantised),
+        *width_faults(contract.quant, quantised),
         *(
             f"--modules-to-save {name.rpartition('.')[0]}: quantised weights ({contract.quant}) "
             "cannot be trained"
@@ -260,7 +235,7 @@ def _whole_model(contract: FineTuneContract, inputs: RunInputs) -> dict[str, str
             f"--method full: the model's weights are quantised ({weights.quant}) and cannot be "
             "trained; name the full-precision model"
         )
-    if found := _experts(config, weights.tensors):
+    if found := find_experts(config, weights.tensors):
         faults.append(f"--method full: a mixture of experts ({found}) needs an adapter")
     _require_none(faults)
     return trained_parameters(weights.tensors, model_type, targets, tied=has_tied_head(config))
@@ -347,7 +322,8 @@ def _rank_faults(rank: int, modules: Mapping[str, ModuleShape]) -> Iterator[str]
     yield fault + (f", or train other modules alone: {others}" if others else "")
 
 
-def _width_faults(quant: Quant, modules: Mapping[str, ModuleShape]) -> Iterator[str]:
+def width_faults(quant: Quant, modules: Mapping[str, ModuleShape]) -> Iterator[str]:
+    """Yield modules that a quantisation's blocks do not fit."""
     for path, module in modules.items():
         codec = CODECS.get(format_of(path, quant))
         if codec and (fault := codec.fault(module.in_features)):
@@ -371,7 +347,7 @@ def positions(config: Mapping[str, Any]) -> int | None:
     return longest if isinstance(longest, int) else None
 
 
-def _experts(config: Mapping[str, Any], tensors: Mapping[str, HasShape]) -> str | None:
+def find_experts(config: Mapping[str, Any], tensors: Mapping[str, HasShape]) -> str | None:
     """Return the evidence for a mixture of experts, a key or a tensor; None if there is none."""
     for key, value in {**config, **text_config(config)}.items():
         if _HOW_MANY_EXPERTS.search(key) and isinstance(value, int) and value > 0:

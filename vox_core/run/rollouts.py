@@ -31,11 +31,9 @@ from vox_core import files
 from vox_core.contract import Batch, DType, Floats, Place, Step, Trainer, Validation, World
 from vox_core.data.batching import StepBatches, documents_of_step, grouped
 from vox_core.data.checked import cut
-from vox_core.data.encode import Encoder
 from vox_core.data.formats import place_of
 from vox_core.data.json_rows import parse_object
-from vox_core.data.rows import parse_row
-from vox_core.data.tokenizer import load_tokenizer
+from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import TrainingError
 from vox_core.host.load import format_error, raised_at
 from vox_core.run.folder import ROLLOUTS
@@ -90,8 +88,8 @@ class Rollouts:
         self._plan, self._trainer, self._reference = plan, trainer, reference
         self._world = world
         self._reward = plan.inputs.reward
-        self._encoder = Encoder(load_tokenizer(plan.inputs.model.tokenizer), plan.contract.seq_len)
-        self._ends = self._encoder.renderer.end_of_turn
+        self._tokenizer = load_tokenizer(plan.inputs.model.tokenizer)
+        self._ends = end_of_turn_ids(self._tokenizer)
         self._rows = rows_of(plan)
         self._positions = positions(plan.inputs.config)
         # How many rows at once decides the last bits, so it does not go by the memory that is free.
@@ -141,7 +139,7 @@ class Rollouts:
     ) -> list[Rollout]:
         prompts = []
         for place, document in enumerate(documents):
-            prompt = self._prompt(data, document)
+            prompt = data[document].tokens_T.tolist()
             first = Sampling(self._room(prompt), temperature, seed=self._plan.contract.seed)
             start = (turn * len(documents) + place) * count
             sampled = (replace(first, row=row) for row in range(start, start + count))
@@ -166,17 +164,7 @@ class Rollouts:
         return wanted if self._positions is None else min(wanted, self._positions - len(prompt))
 
     def _text(self, tokens: list[int]) -> str:
-        return str(self._encoder.tokenizer.decode(tokens, skip_special_tokens=True))
-
-    def _prompt(self, data: Dataset, document: int) -> list[int]:
-        """Return the tokens before the last stretch that the row trains: its last answer."""
-        found, place = data[document], _place(data, document)
-        if self._encoder.renderer.template is None:
-            return self._encoder.prompt(parse_row(dict(self._rows[place]), *place))
-        trained_T = found.weights_T != 0
-        begins_T = trained_T & ~np.append(False, trained_T[:-1])
-        prompt: list[int] = found.tokens_T[: np.flatnonzero(begins_T)[-1]].tolist()
-        return prompt
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _judged(self, data: Dataset, answers: Sequence[Rollout]) -> list[float]:
         """Judge the answers, each in one process: a reward need not be a function of its answer."""

@@ -50,10 +50,9 @@ WRONG = [
     b'{"text": "a"} {"text": "b"}',
     b'{"text": "\xff"}',
     b"[1]",
-    b'{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "a"}]}',
     b'{"messages": [{"role": "assistant", "content": 3}]}',
     b'{"text": "a", "text": "b"}',
-    b'{"prompt": "a"}',
+    b'{"prompt": ""}',
 ]
 
 

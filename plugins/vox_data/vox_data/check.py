@@ -34,16 +34,18 @@ from vox_core.api.rows import (
     place_of,
     raw_lines,
     read_lines,
+    reads_answers,
     row_of,
 )
 from vox_core.api.settings import TrainSettings
 from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.errors import BackendError, ConfigError, InputError
 
-_TEACHER = "MODEL"
+_TEACHER, _REWARD = "MODEL", "FILE.py:FUNCTION"
 _TO_CHOOSE = {
     "kto": "if the labels judge the answers,",
     _TEACHER: "choose a teacher with the same tokenizer, then",
+    _REWARD: "write a reward, then",
 }
 """What to decide before the next command, by a value in it."""
 SHOWN = 20
@@ -221,7 +223,8 @@ def _check_file(
 
     file, faults = report.files[-1], report.faults
     source = open_source(path, settings.fields)
-    for number, found in read_lines(path, source.lines, tell):
+    answered = reads_answers(settings.objective_spec, settings.reward)
+    for number, found in read_lines(path, source.lines, tell, answered=answered):
         if isinstance(found, RowError):
             file.faulty += 1
             for fault in found.faults:
@@ -265,7 +268,8 @@ def _lacks(settings: TrainSettings, report: CheckReport) -> dict[str, str]:
     needs, lacks = objective.needs if objective else (), dict[str, str]()
     if "rewards" in needs and settings.reward is None:
         of_gym = all(file.path.startswith("gym:") for file in report.files)
-        lacks["reward"] = "gym" if of_gym else "exact"
+        alone = "prompt" in report.forms  # there is no answer to compare with
+        lacks["reward"] = "gym" if of_gym else _REWARD if alone else "exact"
     if "teacher" in needs and settings.teacher is None:
         lacks["teacher"] = _TEACHER
     return lacks

@@ -20,19 +20,22 @@ from vox_core.api.models import Observe, Progress, ignore
 from vox_core.api.rows import (
     Audit,
     CheckedFile,
+    Encoder,
     Examples,
     Finding,
     Opener,
     Record,
+    Row,
     RowError,
-    build_dataset,
     changed,
     chosen_rows,
+    encode_rows,
     examples_of,
     raw_lines,
     read_row,
     readable,
     require_sound,
+    require_trained,
     row_of,
 )
 from vox_core.api.settings import TrainSettings
@@ -140,7 +143,9 @@ def preview(
         if whole or sum(file.lines.stat().st_size for file in train) <= QUICK_BYTES:
             dataset = opener.open(train)
         else:
-            dataset = build_dataset(chosen, tokenizer, seq_len)
+            encoder = Encoder(tokenizer, seq_len)
+            dataset = encode_rows(encoder, map(Row.of, chosen), {})
+            require_trained(dataset.stats, lambda: encoder)
         audits = opener.audits(dataset)
         report = replace(report, audited=dataset.stats.rows, audit=audits["training"])
         require_sound(audits)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from vox_core.api.commands import ExportSettings
-from vox_core.api.files import atomic_folder, read_json, require_absent, write_bytes
+from vox_core.api.files import atomic_folder, read_json, require_absent, write_bytes, write_json
 from vox_core.api.models import (
     CONFIG,
     MANIFEST,
@@ -26,12 +26,11 @@ from vox_core.api.models import (
     base_name,
     ignore,
     is_mlx_folder,
-    mlx_dropout,
     plain_copy,
     read_adapter_folder,
     resolve_reference,
     write_adapter,
-    write_mlx_adapter,
+    write_tensors,
 )
 from vox_core.contract import AdapterState, Notice
 from vox_core.errors import (
@@ -49,7 +48,7 @@ from vox_export.equivalence import (
     usable_backend,
 )
 from vox_export.requantise import shorter_window
-from vox_formats import FormatError
+from vox_formats import FormatError, mlx_adapter
 from vox_formats.mlx_model import misread, window
 
 Format: TypeAlias = Literal["peft", "mlx"]
@@ -137,6 +136,44 @@ def _write(
         write_mlx_adapter(folder, adapter, source.mlx_base, model=name, dropout=dropout)
 
 
+def write_mlx_adapter(
+    folder: Path,
+    state: AdapterState,
+    base: mlx_adapter.MlxBase,
+    *,
+    model: str,
+    dropout: float = 0.0,
+) -> None:
+    """Write an adapter folder for `mlx_lm.load(..., adapter_path=folder)`.
+
+    Args:
+        model: the value of `model` in the configuration.
+
+    Raises:
+        AdapterError: A003, listing every module and tensor that mlx-lm's model does not have.
+    """
+    updates = {
+        path: mlx_adapter.Update(module.A_RI, module.B_OR, module.alpha, module.magnitude_O)
+        for path, module in state.modules.items()
+    }
+    adapter = mlx_adapter.Adapter(state.method, updates, state.saved)
+    try:
+        made = mlx_adapter.to_mlx(adapter, base, model=model, dropout=dropout)
+    except FormatError as error:
+        raise AdapterError(
+            "A003",
+            error.what,
+            where=folder,
+            expected=error.expected,
+            faults=error.faults,
+            remedy="train it again without these, or use it with PEFT; nothing was written",
+        ) from error
+    write_tensors(folder / mlx_adapter.WEIGHTS, made.tensors, "mlx")
+    if made.exact:
+        write_tensors(folder / mlx_adapter.EXACT, made.exact, "mlx")
+    write_json(folder / mlx_adapter.CONFIG, made.config)
+
+
 def _logits(
     source: ModelReference,
     adapter: AdapterState,
@@ -175,7 +212,7 @@ def _logits(
 def _dropout(folder: Path) -> float:
     """Return the source's dropout, for further training."""
     if is_mlx_folder(folder):
-        return mlx_dropout(folder)
+        return mlx_adapter.parse_config(read_json(folder / mlx_adapter.CONFIG)).dropout
     config: dict[str, Any] = read_json(folder / CONFIG)
     return float(config.get("lora_dropout") or 0.0)
 

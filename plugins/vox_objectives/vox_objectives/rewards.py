@@ -30,7 +30,7 @@ from typing import Any
 
 from vox_core.contract import Reward
 from vox_core.errors import ConfigError
-from vox_objectives.rows import CHATS
+from vox_objectives.rows import CHATS, is_answer
 
 SECONDS = 10.0
 """For one answer."""
@@ -63,13 +63,14 @@ class NamedReward(Reward):
 
     def __init__(self, function: Callable[[Row, str], float]) -> None:
         self._function = function
+        self.reads_answer = function is not gym
 
     def judge(self, row: Row, answer: str) -> float:
         return self._function(row, answer)
 
 
 def expected(row: Row) -> str:
-    """Return the row's answer: one of `ANSWERS`, or its last message.
+    """Return the row's answer: one of `ANSWERS`, or its last message if the assistant says it.
 
     Raises:
         ValueError: there is none.
@@ -78,7 +79,7 @@ def expected(row: Row) -> str:
         if isinstance(found := row.get(name), str):
             return found
     for turns in (row.get(name) for name in (*CHATS, "completion")):
-        if isinstance(turns, list) and turns and isinstance(turns[-1], Mapping):
+        if isinstance(turns, list) and turns and is_answer(turns[-1]):
             said = turns[-1].get("content", turns[-1].get("value"))
             parts = said if isinstance(said, list) else [{"text": said or ""}]
             return "".join(str(part["text"]) for part in parts)

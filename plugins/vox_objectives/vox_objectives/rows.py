@@ -168,6 +168,11 @@ def _is_chat(value: object) -> TypeGuard[list[Turn]]:
     return isinstance(value, list) and value != [] and all(isinstance(each, dict) for each in value)
 
 
+def is_answer(turn: object) -> bool:
+    """Whether this is a message of the assistant."""
+    return isinstance(turn, Mapping) and _role(turn) == "assistant"
+
+
 def _require_answer(name: str, turns: Sequence[Turn]) -> None:
     if _role(turns[-1]) == "user":
         raise ValueError(f'found "{name}" without an answer, expected the assistant to end it')

@@ -185,8 +185,9 @@ def _data(report: PlanReport) -> Iterator[tuple[str, str]]:
             continue
         yield (
             label,
-            f"{data['rows']} rows, {data['documents']} examples, {data['tokens']:,} tokens, "
-            f"{data['trained_tokens']:,} trained; longest {data['longest']}",
+            f"{data['rows']} rows, {data['documents']} examples, {data['tokens']:,} tokens"
+            + (f", {trained:,} trained" if (trained := data["trained_tokens"]) else "")
+            + f"; longest {data['longest']}",
         )
         for key in [each for each in data if each not in _HEADLINE]:
             yield from ((f"  {_words(key)}", line) for line in account_lines(data[key]))
@@ -199,6 +200,8 @@ def _data(report: PlanReport) -> Iterator[tuple[str, str]]:
 
 def _masks(audit: Mapping[str, Any]) -> str:
     """Counts; the audit's findings are among the warnings."""
+    if prompts := audit.get("prompts"):
+        return f"{prompts:,} prompts, which the model answers"
     ended, others = audit["rows_with_trained_end"], audit["rows_without_trained_end"]
     return (
         f"{audit['trained_share']:.1%} of the tokens are trained; {ended:,} of {ended + others:,} "

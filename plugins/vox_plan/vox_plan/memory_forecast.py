@@ -11,14 +11,16 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vox_core.api.generating import cache_bytes, most_rows
-from vox_core.api.models import positions
+from vox_core.api.models import Weights, positions, quantised_modules
 from vox_core.api.plans import (
     Device,
     MemoryProfile,
     RunPlan,
-    possible_quants,
+    find_experts,
+    width_faults,
 )
 from vox_core.contract import Quant
 from vox_core.errors import PlanError
@@ -392,7 +394,27 @@ def _quants(run: RunPlan) -> Collection[Quant]:
     has = run.inputs.backend.manifest.capabilities.quantisations
     whole = run.contract.adapter.method == "full"
     saved = tuple(weights.tensors if whole else run.execution.saved.values())
-    return possible_quants(has, weights.quant, run.inputs.config, weights.tensors, saved)
+    return _possible(has, weights, run.inputs.config, saved)
+
+
+def _possible(
+    has: Collection[Quant], weights: Weights, config: Mapping[str, Any], saved: Collection[str]
+) -> Collection[Quant]:
+    """Filter a backend's quantisations by those possible for the model.
+
+    Args:
+        saved: names of the tensors that are trained whole.
+    """
+    if weights.quant != "none":
+        return {weights.quant}
+    experts, model_type = find_experts(config, weights.tensors), str(config.get("model_type"))
+
+    def possible(quant: Quant) -> bool:
+        modules = quantised_modules(weights.tensors, model_type, quant)
+        whole = experts or any(module.tensor in saved for module in modules.values())
+        return not (whole or any(width_faults(quant, modules)))
+
+    return tuple(quant for quant in has if quant == "none" or possible(quant))
 
 
 def _device(run: RunPlan) -> Device:
