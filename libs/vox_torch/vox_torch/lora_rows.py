@@ -6,7 +6,7 @@ tokens each adapter computes its own. PEFT's layers have another forward while r
 The base is added last, so that a small update is not rounded away (docs/adr/0014).
 
 On a CPU, a bfloat16 model that trains generates with packed copies of its weights. They are made
-when a row enters an empty batch, and freed before the next pass over documents.
+when prompts enter and no answer is under way, and freed before the next pass over documents.
 
 This module imports torch; import it lazily.
 

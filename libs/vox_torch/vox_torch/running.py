@@ -138,8 +138,6 @@ class RunningBatch:
 
     def insert(self, row: int, tokens_T: Ints, adapter: str | None = None) -> None:
         """Let a row with a prompt of at least one token enter."""
-        if not self._rows:
-            self._adapters.pack()
         if self._forward is None:
             self._forward, self.one_by_one = fastest(self._base)
         prompt = [int(token) for token in tokens_T]
@@ -167,6 +165,8 @@ class RunningBatch:
             Row -> float32 logits (V,) behind its last token, for each row of `tokens`, and for
             inserted rows once their prompt is computed.
         """
+        if not tokens:  # no row is between two tokens of its answer
+            self._adapters.pack()
         if self._forward:
             self._forward.decode([self._rows[row].cache for row in tokens])
         news = {row: [token] for row, token in tokens.items()} | self._prompts()
