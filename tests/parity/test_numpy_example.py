@@ -68,7 +68,7 @@ def test_it_is_small() -> None:
     assert sum(map(lines_of_code, (EXAMPLE / "vox_numpy").glob("*.py"))) < LIMIT
 
 
-@pytest.mark.slow
+@pytest.mark.long  # as the backends' own
 @pytest.mark.timeout(900)
 def test_its_own_tests_and_the_conformance_suite_pass(environment: Environment) -> None:
     done = environment.run("-m", "pytest", "-q", "-p", "no:cacheprovider", folder=str(EXAMPLE))

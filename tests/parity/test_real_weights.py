@@ -39,7 +39,7 @@ STEPS, HELD_OUT, TOKENS, LR = 3, 3, 20, 3e-4
 # 0.2 % from float32.
 WITHIN = {"fp32": 1e-5, "bf16": 5e-3}
 CASES = [("cpu", "fp32"), ("cpu", "bf16"), ("mlx", "fp32")]
-LONG_CASES = [("gemma3-270m", "mlx", "fp32")]
+LONG_CASES = [("gemma3-270m", "mlx", "fp32"), ("gemma3-270m", "cpu", "fp32")]
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
 every_model = pytest.mark.parametrize("model", MODELS)
