@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 
 import pytest
@@ -153,8 +155,7 @@ def test_a_function_has_a_process_from_its_first_answer_on(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("parameters", "found"),
     [
-        ("completions, **kwargs", "(completions, **kwargs) of lists, as TRL calls it"),
-        ("prompts, completions, **kwargs", "of lists, as TRL calls it"),
+        ("prompts, **kwargs", "is a function (prompts, **kwargs)"),
         ("answer", "is a function (answer)"),
         ("row, answer, *, scale", "is a function (row, answer, *, scale)"),
     ],
@@ -166,6 +167,73 @@ def test_a_function_with_other_parameters_is_refused_at_once(tmp_path, parameter
         rewards.reward_of(f"{file}:judge")
     assert caught.value.code == "VOX-C004"
     assert found in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("row", "called"),
+    [
+        (
+            {"prompt": "Hi?", "truth": 4, "completion": "no"},
+            {"prompts": ["Hi?"], "completions": ["four"], "truth": [4]},
+        ),
+        (
+            {"prompt": TURNS[:1]},
+            {
+                "prompts": [TURNS[:1]],
+                "completions": [[{"role": "assistant", "content": "four"}]],
+            },
+        ),
+        (
+            {"messages": TURNS},
+            {
+                "prompts": [TURNS[:1]],
+                "completions": [[{"role": "assistant", "content": "four"}]],
+                "messages": [TURNS],
+            },
+        ),
+    ],
+)
+def test_a_function_of_lists_is_called_as_trl_does(tmp_path, row, called):
+    file, log = tmp_path / "judge.py", tmp_path / "log.jsonl"
+    file.write_text(
+        "import json\n\n"
+        "def log(given):\n"
+        f"    with open({str(log)!r}, 'a') as file:\n"
+        "        file.write(json.dumps(given) + chr(10))\n\n"
+        "def with_all(completions, **kwargs):\n"
+        "    log({'completions': completions, **kwargs})\n"
+        "    return [0.5]\n\n"
+        "def with_few(prompts, completions):\n"
+        "    log({'prompts': prompts, 'completions': completions})\n"
+        "    return (1,)\n"
+    )
+    found = []
+    for name in ("with_all", "with_few"):
+        judge = rewards.reward_of(f"{file}:{name}")
+        found.append(judge.judge(row, "four"))
+        judge.close()
+    assert found == [0.5, 1.0]
+    every, few = map(json.loads, log.read_text().splitlines())
+    assert every == called
+    assert few == {name: called[name] for name in ("prompts", "completions")}
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ("(completions, truth): return [1.0]", "missing 1 required positional argument: 'truth'"),
+        ("(completions): return [1.0, 2.0]", "returned 2 rewards for one answer"),
+        ("(completions): return [None]", "returned None, which is no number"),
+        ("(completions): return 1.0", "has no len"),
+    ],
+)
+def test_a_function_of_lists_that_fails_is_said(tmp_path, code, fault):
+    file = tmp_path / "judge.py"
+    file.write_text(f"def judge{code}\n")
+    judge = rewards.reward_of(f"{file}:judge")
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        judge.judge({"prompt": "Hi?"}, "four")
+    judge.close()
 
 
 def test_a_name_without_a_file_is_refused():

@@ -153,7 +153,8 @@ def gym(row: Row, answer: str) -> float:
 
 
 class FunctionReward(Reward):
-    """A function `(row, answer) -> number` of a file, in a process of its own.
+    """A function of a file, in a process of its own: `(row, answer) -> number`, or a function of
+    lists for TRL, with the parameter `completions`, which is called with lists of one.
 
     Raises:
         ConfigError: C004, the file or the function is missing, the file cannot be run, or the
@@ -247,19 +248,38 @@ except BaseException as error:
 if not callable(function):
     tell(fault="no function of that name in the file")
     raise SystemExit(1)
+def of_one(row, answer):
+    "Call a function of lists for one answer, as TRL does for the answers of a step."
+    names = "prompt", "instruction", "question", "messages", "turns", "conversations"
+    prompt = next((row[name] for name in names if row.get(name) is not None), None)
+    said = answer
+    if isinstance(prompt, list):
+        said = [{"role": "assistant", "content": answer}]
+        if prompt and prompt[-1].get("role") == "assistant":
+            prompt = prompt[:-1]
+    columns = {name: [it] for name, it in row.items() if name not in ("prompt", "completion")}
+    given = {**columns, "prompts": [prompt], "completions": [said]}
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        given = {name: it for name, it in given.items() if name in parameters}
+    found = by_lists(**given)
+    if len(found) != 1:
+        raise ValueError(f"returned {len(found)} rewards for one answer")
+    return found[0]
+
 try:
     signature = inspect.signature(function)
 except ValueError:  # of a function written in C
     pass
 else:
-    if {"prompts", "completions"} & {*signature.parameters}:
-        tell(fault=f"is a function {signature} of lists, as TRL calls it")
-        raise SystemExit(1)
-    try:
-        signature.bind({}, "")
-    except TypeError:
-        tell(fault=f"is a function {signature}")
-        raise SystemExit(1)
+    parameters = signature.parameters
+    if "completions" in parameters:
+        by_lists, function = function, of_one
+    else:
+        try:
+            signature.bind({}, "")
+        except TypeError:
+            tell(fault=f"is a function {signature}")
+            raise SystemExit(1)
 tell(ready=True)
 for line in sys.stdin:
     question = json.loads(line)
@@ -311,7 +331,7 @@ def _no_function(file: Path, function: str, found: str) -> ConfigError:
         f"there is no usable reward function {function!r}",
         where=f"--reward {file}:{function}",
         found=found,
-        expected="a function (row, answer) -> number, for a single answer",
+        expected="a function (row, answer) -> number, or (completions, ...) -> numbers, as for TRL",
         remedy="correct the path, the name or the parameters of the function",
     )
 
