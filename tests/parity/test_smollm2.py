@@ -194,6 +194,7 @@ def test_every_loss_is_the_reference_loops(runs, reference):
     assert found[-1] < 0.8 * found[0]  # 7.2 to 5.6
 
 
+@pytest.mark.long  # test_real_weights.py holds both against transformers and PEFT
 def test_bfloat16_stays_with_float32(runs, folder):
     """A step trains some 25 tokens here, and in bfloat16 one of them is up to 2 % away, above or
     below: 0.15 % in the mean. Where the adapter's part is added to numbers that are rounded

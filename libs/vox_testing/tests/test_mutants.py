@@ -64,6 +64,10 @@ WITH = {
 """Mutants that show with other parameters than the first of their test: a part of their id."""
 
 
+LONG = pytest.mark.long
+"""Of three in four mutants; `make test` has the others."""
+
+
 class Failures:
     """A pytest plugin that keeps the names of the tests that ran, and of those that failed.
 
@@ -180,7 +184,9 @@ def test_adapters_are_tested_with_a_method_that_has_them(
     assert (failures.ran, failures.failed) == (tests if applies else set(), set())
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=LONG if n % 4 else ()) for n, each in enumerate(MUTANTS)]
+)
 def test_a_mutant_is_caught(name: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the test with its first parameters, or those of `WITH`; the right backend is not caught
     with any."""
