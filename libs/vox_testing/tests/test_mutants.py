@@ -17,7 +17,8 @@ from libs.vox_testing.tests.mutants import MUTANTS
 from libs.vox_testing.tests.quantising import Quantising
 
 import vox_cpu
-import vox_testing.plugin  # noqa: F401 - before the suite, whose asserts it has rewritten
+import vox_testing.plugin  # before the suite, whose asserts it has rewritten
+import vox_testing.subject  # noqa: F401 - before `declare`, which would leave it changed
 from vox_core.contract import Quant
 from vox_core.host.discover import Found, discover
 
