@@ -19,11 +19,12 @@ from tests.core.tiny_tokenizer import (
     make_tokenizer,
     tiny_tokenizer,
 )
-from vox_core.contract import ObjectiveSpec
+from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.data import dataset_cache
 from vox_core.data.audit import FINDINGS, Audit, audit, require_sound, vocabulary_of
 from vox_core.data.checked import check_files
 from vox_core.data.encode import EncodeStats
+from vox_core.data.rows import answers_for, objective_of
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError
 
@@ -62,6 +63,7 @@ class Case:
     template: str | None = None
     vocabulary: int | None = None
     seq_len: int = 256
+    objective: ObjectiveSpec = SFT
 
 
 CASES = {
@@ -70,6 +72,7 @@ CASES = {
     "prompt-trained": Case(chat("a question", "a word"), "generation", ALL_MARKED),
     "no-end": Case(chat("a", "b", "c"), "last_closed"),
     "joined-answer": Case({"prompt": "say ", "completion": "hello there"}, "base"),
+    "no-answer": Case({"prompt": "how?"}, objective=ObjectiveSpec("grpo")),
     "cut-in-answer": Case(chat("how?", "a number " * 400)),
     "cut-before-answer": Case(chat("a number " * 400, "so")),
     "nothing-trained": Case(chat("how?", "secret"), "generation", NOT_SECRET),
@@ -109,9 +112,13 @@ def sound_row(case: Case) -> dict[str, Any]:
 def opened(data: Path, case: Case, tmp_path: Path, **options: Any) -> Any:
     model = tmp_path / "model"
     tokenizer(case.family, case.template).save_pretrained(model)
-    checked = check_files([data])
+    checked = check_files([data], answers=answers_for(objective_of(case.objective)))
     return dataset_cache.open_dataset(
-        checked, model, lambda: load_tokenizer(model), case.seq_len, **options
+        checked,
+        model,
+        lambda: load_tokenizer(model),
+        case.seq_len,
+        **{"objective": case.objective, **options},
     )
 
 
@@ -144,6 +151,14 @@ def test_nothing_else_is_found_of_a_sound_row(name: str, tmp_path: Path) -> None
     data = write(tmp_path / "rows.jsonl", sound_row(case))
     found = {each.id for each in audited(data, case, tmp_path).findings}
     assert found <= {"no-template", "no-markers"}
+
+
+def test_prompts_alone_lack_nothing(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", CASES["no-answer"].bad, CASES["no-answer"].bad)
+    found = audited(data, CASES["no-answer"], tmp_path)
+    assert [each.id for each in found.findings] == ["no-markers"]
+    assert str(found).endswith("tokens of prompts, which the model answers")
+    assert found.to_json()["prompts"] == 2
 
 
 def test_errors_stop_and_name_every_one(tmp_path: Path) -> None:

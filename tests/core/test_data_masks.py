@@ -273,7 +273,7 @@ def test_a_prompt_that_opens_a_thought_is_not_trained() -> None:
 def test_a_prompt_for_the_models_own_answer_is_what_a_server_sends(family: str) -> None:
     """Also where the template opens a thought, or moves the system prompt."""
     row = json.dumps({"messages": plain(chat("a", "b", "c", "d", system="e"))}).encode()
-    ((prompt,),) = (row_of(row, SOURCE, 1, examples_of(ObjectiveSpec("grpo"))).sides.values(),)
+    (prompt,) = row_of(row, SOURCE, 1, examples_of(ObjectiveSpec("grpo"))).sides.values()
     encoder = Encoder(tiny_tokenizer(family), 512)
     (document,) = encode_one(encoder, prompt).documents
     asked = encoder.renderer.prompt(chat("a", "b", "c", system="e"))
@@ -281,6 +281,27 @@ def test_a_prompt_for_the_models_own_answer_is_what_a_server_sends(family: str) 
     assert not document.weights_T.any()
     short = Encoder(tiny_tokenizer(family), len(document.tokens_T))
     assert encode_one(short, prompt).dropped == "nothing to train within seq_len"
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"prompt": "Say "}, "Say "),
+        ({"prompt": "Say ", "completion": "it."}, "Say "),
+        ({"prompt": "Say ", "system": "s"}, None),
+        ({"prompt": [{"role": "user", "content": "u"}]}, None),
+        ({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}, None),
+        ({"prompt": [{"role": "user", "content": "u"}], "system": "s"}, None),
+        ({"messages": [{"role": "user", "content": "u"}]}, None),
+    ],
+)
+def test_without_a_template_a_prompt_is_a_text(row: dict[str, object], text: str | None) -> None:
+    line = json.dumps(row).encode()
+    (prompt,) = row_of(line, SOURCE, 1, examples_of(ObjectiveSpec("grpo"))).sides.values()
+    (found,) = Encoder(tiny_tokenizer("base"), 512).encode_many([prompt])
+    assert bool(found.fault) == (text is None)
+    for document in found.documents:
+        assert tiny_tokenizer("base").decode(document.tokens_T) == text
 
 
 def test_a_system_prompt_that_moves_between_turns() -> None:

@@ -303,10 +303,10 @@ def test_a_table_of_prompts_is_one_where_the_model_answers(tmp_path: Path) -> No
     fault = "found none of completion, response, output, answer, expected one"
     assert caught.value.faults[:2] == (f"{path}, row 1: {fault}", f"{path}, row 2: {fault}")
     with pytest.raises(DataError) as caught:
-        check_files([path], answered=False)
+        check_files([path], answers="optional")
     assert [fault.partition(": ")[0] for fault in caught.value.faults] == [f"{path}, row 3"]
     path.write_text("question,truth\na,4\nb,5\n")
-    assert check_files([path], answered=False)[0].rows == 2
+    assert check_files([path], answers="optional")[0].rows == 2
     with pytest.raises(DataError, match="malformed"):  # the facts are kept apart
         check_files([path])
 
@@ -317,9 +317,12 @@ def test_a_table_of_prompts_is_one_where_the_model_answers(tmp_path: Path) -> No
         ({"text": "a", "question": None}, "form='text'"),
         ({"prompt": "a", "completon": "b"}, 'is it meant as "completion"?'),
         ({"prompt": ""}, 'found nothing in "prompt", expected text'),
-        ({"prompt": []}, "does not end with the user"),
+        ({"prompt": []}, "is empty or ends with the assistant"),
         ({"prompt": "a", "chosen": "b"}, '"chosen" without "rejected"'),
-        ({"prompt": [{"role": "assistant", "content": "a"}]}, "does not end with the user"),
+        (
+            {"prompt": [{"role": "assistant", "content": "a"}]},
+            "is empty or ends with the assistant",
+        ),
         ({"messages": []}, "no message"),
         ({"prompt": "a", "tools": 3}, "tools"),
     ],
@@ -329,7 +332,7 @@ def test_a_row_that_is_no_prompt_alone_is_read_as_ever(
 ) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row))
-    ((_, found),) = read_lines(path, answered=False)
+    ((_, found),) = read_lines(path, answers="optional")
     assert said in str(found)
 
 
@@ -502,28 +505,25 @@ def test_data_that_expand_without_end_are_given_up(
 
 
 HUGE = """
-import gzip, re, resource, sys
+import gzip, resource, sys
 from pathlib import Path
 from vox_core.data.records import read_lines
 from vox_core.data.rows import Record
 from vox_core.data.source import open_source
-data = re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())
-resource.setrlimit(resource.RLIMIT_DATA, (int(data[1]) + 48_000 << 10,) * 2)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 path = Path(sys.argv[1])
 found = [row for _, row in read_lines(path, open_source(path).lines)]
 faults = [row for row in found if not isinstance(row, Record)]
 assert len(found) - len(faults) == 2
-print(*faults)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, *faults)
 """
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "b.json.gz", "c.csv.gz"])
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "c.csv.gz"])
 def test_a_huge_row_takes_no_memory(name: str, tmp_path: Path) -> None:
-    """50 MB that little expands to, in one row between two small ones: in 48 MB of memory, mapped
-    files not counted."""
+    """50 MB that little expands to, in one row between two small ones."""
     starts = {
         "a.jsonl.gz": (b'{"text": "a"}\n{"text": "', b'"}\n{"text": "b"}\n'),
-        "b.json.gz": (b'[{"text": "a"}, {"text": "', b'"}, {"text": "b"}]'),
         "c.csv.gz": (b"text\na\n", b"\nb\n"),
     }
     head, tail = starts[name]
@@ -534,8 +534,9 @@ def test_a_huge_row_takes_no_memory(name: str, tmp_path: Path) -> None:
         file.write(tail)
     command = [sys.executable, "-c", HUGE, str(tmp_path / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    unit = "row" if name.startswith("b") else "line"
-    assert f"found a {unit} of more than 10,000,000 bytes, expected less" in done.stdout
+    grown, said = done.stdout.split(" ", 1)
+    assert int(grown) < 40
+    assert "found a line of more than 10,000,000 bytes, expected less" in said
 
 
 # --- to the end -----------------------------------------------------------------------------------

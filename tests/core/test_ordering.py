@@ -14,14 +14,6 @@ from hypothesis import strategies as st
 
 from tests.core.data_samples import encode_one
 from vox_core.config import DataSource, TrainSettings
-from vox_core.contract import (
-    AdapterSpec,
-    DataIdentity,
-    FineTuneContract,
-    ModelIdentity,
-    OptimizerSpec,
-    OrderSpec,
-)
 from vox_core.data.batching import (
     Ordering,
     apportion,
@@ -38,8 +30,6 @@ from vox_core.errors import DataError
 from vox_core.run.inputs import in_order
 
 FIRST = [[6, 2, 7, 7, 6, 5, 0, 5], [6, 7, 7, 3, 5, 6, 4, 5]]
-DIGEST_BEFORE = "8a5384b669ddabf4676f88e37f47ac7dc486b5479c96a928e1d38214802bff06"
-"""Of the contract below, by the version before there were orders."""
 seeds = st.integers(0, 2**64 - 1)
 
 
@@ -230,25 +220,6 @@ def test_the_spec_tells_orders_apart() -> None:
     other = Ordering(3, (1.0, 2.0), sources)
     assert other.spec() != Ordering(3, (1.0, 2.0), sources[::-1].copy()).spec()
     assert other.spec() != Ordering(3, (1.0, 3.0), sources).spec()
-
-
-def test_the_contract_of_before_is_still_the_same() -> None:
-    contract = FineTuneContract(
-        model=ModelIdentity(None, "llama", "", ""),
-        data=DataIdentity("", 1, 2, 1),
-        adapter=AdapterSpec("lora", 4, 8.0, 0.0, ("all-linear",)),
-        quant="none",
-        optimizer=OptimizerSpec(1e-3, "constant", 0.0, 0.0, 1.0),
-        batch_size=1,
-        seq_len=2,
-        total_steps=3,
-        seed=4,
-    )
-    assert contract.digest == DIGEST_BEFORE
-    assert "order" not in contract.to_json()
-    changed = replace(contract, order=OrderSpec("difficulty"))
-    assert changed.to_json()["order"]["curriculum"] == "difficulty"
-    assert changed.digest != contract.digest
 
 
 def test_a_curriculum_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -563,7 +563,11 @@ def test_where_rows_are_learned_from_each_has_an_answer(tiny, settings, rows, te
             train(given)
         assert caught.value.code == "VOX-D003"
         assert "found none of completion, response" in caught.value.faults[0]
-        assert "for --objective grpo" in caught.value.remedy
+        assert "prompts alone are for grpo" in caught.value.remedy
+    turns = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+    with pytest.raises(DataError, match="malformed") as caught:
+        train(learning(data=[rows([{"messages": turns}])], valid=None, reward="exact"))
+    assert '"messages" that end with the user' in caught.value.faults[0]
 
 
 @pytest.mark.parametrize("objects", [[{"text": f"Some {n}."} for n in range(9)], PAIRS[:2]])

@@ -54,4 +54,4 @@ def test_other_weights_are_another_run(weighted, tmp_path):
     plain = validate(TrainSettings, {"resume": tmp_path / "run", "data": weighted(1, 1).data})
     with pytest.raises(PlanError) as caught:
         train(plain)
-    assert any("--source or --curriculum" in fault for fault in caught.value.faults)
+    assert any("--source: the weights" in fault for fault in caught.value.faults)

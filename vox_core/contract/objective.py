@@ -82,10 +82,10 @@ class Reward(ABC):
     """Judges the answers of a model that learns from its own.
 
     Attributes:
-        reads_answer: it reads the answer of the row, so a row without one is malformed.
+        reads_answer: a row that does not end with an answer is malformed.
     """
 
-    reads_answer: bool = False
+    reads_answer: bool = True
 
     @abstractmethod
     def judge(self, row: Mapping[str, object], answer: str) -> float:

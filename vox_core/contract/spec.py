@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 API_VERSION = "2.0"
@@ -169,11 +169,7 @@ class RolloutSpec:
 
 @dataclass(frozen=True, slots=True)
 class FineTuneContract:
-    """The settings and inputs that decide a run's result, and no others.
-
-    Data filters are part of the JSON, and so of the digest, only if they differ from the default,
-    so that contracts older than the filters keep their digest.
-    """
+    """The settings and inputs that decide a run's result, and no others."""
 
     model: ModelIdentity
     data: DataIdentity
@@ -190,15 +186,8 @@ class FineTuneContract:
     rollouts: RolloutSpec = RolloutSpec()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the contract as JSON types, as in `plan.json`; unset later additions are left out,
-        so that older contracts keep their digest."""
-        contract: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        for each in fields(self):
-            if getattr(self, each.name) == each.default:
-                del contract[each.name]
-        if (adapter := contract["adapter"]) and adapter["start"] is None:
-            del adapter["start"]
-        return contract
+        """Return the contract as JSON types, as in `plan.json`."""
+        return dict(json.loads(json.dumps(asdict(self))))
 
     @property
     def digest(self) -> str:

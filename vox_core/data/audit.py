@@ -146,6 +146,8 @@ def _findings(dataset: Dataset, vocabulary: int | None) -> Iterator[Finding]:
     if vocabulary is not None and stats.largest >= vocabulary:
         yield _outside(dataset, vocabulary)
     for name, rows in stats.counts.items():
+        if name == "no-answer" and rows == stats.prompts:
+            continue
         yield Finding(
             name,
             rows=rows,
@@ -213,6 +215,11 @@ FINDINGS: dict[str, Kind] = {
         "warning",
         "the first token of the answer begins in the prompt, and is not trained",
         "move the prompt's part of it, mostly a space, to the start of the completion",
+    ),
+    "no-answer": Kind(
+        "warning",
+        "a prompt without an answer, where other rows have one",
+        "add the answer if the reward reads it",
     ),
     "cut-in-answer": Kind(
         "warning",

@@ -28,7 +28,7 @@ from vox_core.data.formats import is_remote, require_files
 from vox_core.data.json_rows import raw_lines
 from vox_core.data.records import Placed, RowPlace, empty, malformed, readable
 from vox_core.data.row_facts import RowFacts, facts_of, text_of
-from vox_core.data.rows import Examples, Row, read_row, row_of
+from vox_core.data.rows import Answers, Examples, Row, read_row, row_of
 from vox_core.data.source import RowSource, open_source
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def check_files(
     fields: FieldMap = NO_FIELDS,
     *,
     skip: bool = False,
-    answered: bool = True,
+    answers: Answers = "some",
     progress: Progress | None = None,
 ) -> list[CheckedFile]:
     """Check every row of every file.
@@ -203,14 +203,14 @@ def check_files(
         fields: `[data.fields]`.
         skip: malformed rows stay among the facts and are no error. A file without any other row
             is one all the same.
-        answered: as for `parse_row`.
+        answers: as for `parse_row`.
 
     Raises:
         DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault;
             D010, a plugin or library is missing; D011 and D012, of a remote data set.
     """
     require_files([path for path in paths if not is_remote(path)])
-    checked = [_checked(path, fields, answered, progress) for path in paths]
+    checked = [_checked(path, fields, answers, progress) for path in paths]
     faults = [fault for file in checked if not (skip and file.rows) for fault in file.faults]
     if none := [file.path for file in checked if not file.rows and not file.faults]:
         raise empty(none)
@@ -220,7 +220,7 @@ def check_files(
 
 
 def _checked(
-    path: Path, fields: FieldMap, answered: bool, progress: Progress | None
+    path: Path, fields: FieldMap, answers: Answers, progress: Progress | None
 ) -> CheckedFile:
     if is_remote(path):
         source = open_source(path, fields)
@@ -231,7 +231,7 @@ def _checked(
             source = open_source(path, fields)
     with readable(path):
         file = CheckedFile(path, file_sha256(on_disk), state, source)
-    facts = facts_of(file, answered, progress)
+    facts = facts_of(file, answers, progress)
     file.require_unchanged()  # else these would be the rows of other bytes
     return replace(file, rows=facts.rows, unused=facts.unused, facts=facts)
 
@@ -288,7 +288,7 @@ class CheckedRows:
         for file in self.masked(used_N):
             try:
                 for number, line in file.used_lines():
-                    yield text_of(read_row(line, file.path, number, answered=False))
+                    yield text_of(read_row(line, file.path, number, answers="optional"))
             except RowError as fault:
                 raise changed(file.path) from fault
             file.require_unchanged()

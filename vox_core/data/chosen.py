@@ -47,6 +47,7 @@ from vox_core.data.row_facts import (
     value_counts,
     write_arrays,
 )
+from vox_core.data.rows import Answers
 from vox_core.errors import BackendError, ConfigError, DataError
 from vox_core.host.load import call_hook, provider, wrong_result
 
@@ -87,13 +88,12 @@ def choose_rows(
     valid: Sequence[Path],
     policy: DataPolicy,
     fields: FieldMap = NO_FIELDS,
-    *,
-    answered: bool = True,
+    answers: Answers = "some",
 ) -> Chosen:
     """Check the files, and choose among their rows.
 
     Args:
-        answered: as for `parse_row`.
+        answers: as for `parse_row`.
 
     Raises:
         DataError: D001, D002, D003; D020, too many rows are malformed; D021, a filter names what no
@@ -101,11 +101,11 @@ def choose_rows(
         ConfigError: C009, no plugin finds near duplicates.
     """
     if policy == DataPolicy() and not valid:
-        checked = check_files(train, fields, answered=answered)
+        checked = check_files(train, fields, answers=answers)
         return Chosen([replace(file, facts=None) for file in checked], [])
     finder = _near_finder() if policy.dedup == "near" else None  # before anything is read
     skip = policy.malformed_rows == "skip"
-    checked = check_files([*train, *valid], fields, skip=skip, answered=answered)
+    checked = check_files([*train, *valid], fields, skip=skip, answers=answers)
     rows = CheckedRows(checked[: len(train)]), CheckedRows(checked[len(train) :])
     return _choose(*rows, policy, finder)
 

@@ -14,7 +14,7 @@ Shape legend: T tokens of all documents, D documents.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -250,7 +250,7 @@ def require_trained(
     if sum(stats.dropped.values()) == stats.rows:
         if set(stats.dropped) == {"nothing to train"}:
             raise _untrained("no token would be trained", "rows with something the assistant says")
-        raise _all_dropped(stats.dropped)
+        raise _all_dropped(stats)
     if stats.answers and not stats.ended:
         names = encoder().renderer.end_of_turn_names()
         expected = (
@@ -284,10 +284,13 @@ def _untrained(what: str, expected: str) -> DataError:
     )
 
 
-def _all_dropped(dropped: Mapping[str, int]) -> DataError:
+def _all_dropped(stats: EncodeStats) -> DataError:
+    dropped = stats.dropped
     found = ", ".join(f"{rows} with {reason}" for reason, rows in dropped.items())
     expected = "at least one row with an answer that begins within seq_len"
     remedy = "raise --seq-len, or shorten what comes before the answers"
+    if stats.prompts:
+        expected, remedy = "a prompt below seq_len", "raise --seq-len, or shorten the prompts"
     if set(dropped) == {"preference pair"}:
         found = f"{dropped['preference pair']} preference pairs and nothing else"
         expected = "conversations, prompts with completions, or texts"

@@ -168,8 +168,8 @@ class Encoder:
         weights_T, ends = _mask(tokens, is_end_T, text.spans)
         if text.templated:
             return tokens.ids_T, weights_T, [end for end in ends if end > 1]
-        ended = not text.spans or tokens.ids_T[-1:].tolist() == self._suffix[-1:]
-        after = [] if ended else self._suffix
+        complete = not text.spans or tokens.ids_T[-1:].tolist() == self._suffix[-1:]
+        after = [] if complete else self._suffix
         closing = text.spans[-1].weight if text.spans else 0
         weights_T = np.concatenate(
             [np.zeros(len(self._prefix)), weights_T, np.full(len(after), closing)], dtype=np.float32
@@ -242,7 +242,7 @@ class EncodeStats:
     """Counts and findings over encoded rows.
 
     Args:
-        answers: rows with an answer to train; not those of the form text, and no prompts.
+        answers: rows that are not of the form text.
         prompts: rows that the model answers itself.
         dropped: reason -> rows that gave no document.
         truncated: "whole turns", "mid-turn" or "split" -> rows longer than `seq_len` that were
@@ -253,7 +253,8 @@ class EncodeStats:
         places: id of a finding -> the first of its rows: number of the file and line.
         details: id of a finding -> more words about its first row.
         lengths: tokens of a whole row, or of a side, before it is cut -> how many there are.
-        ended: rows with an end-of-turn token that is trained, on every side.
+        ended: rows with an end-of-turn token that is trained, on every side; prompts, if answers to
+            them can end.
         served: rows, or sides, that were rendered as a server would.
         largest: the largest token id; -1 without tokens.
         template, markers: there is a chat template; it has generation markers.
@@ -324,7 +325,7 @@ def stats_of(
     stats = EncodeStats(
         rows=len(rows),
         faults=[(each.record.source, each.record.line, each.fault) for each in every if each.fault],
-        answers=sum(any(_has_answer(side.record) for side in sides) for sides in rows),
+        answers=sum(any(side.record.kind != "text" for side in sides) for sides in rows),
         prompts=sum(not side.record.answered for side in every),
         template=template is not None,
         markers=bool(GENERATION.search(template or "")),
@@ -350,7 +351,8 @@ def _count(
     stats.truncated.update({s.cut for s in sides if s.cut != "none" and not s.dropped})
     rendered = [(side, side.rendered) for side in sides if side.rendered]
     stats.lengths.update(side.length for side, _ in rendered)
-    ends = [any(document.ends for document in side.documents) for side, _ in rendered]
+    stops = encoder.renderer.end_of_turn
+    ends = [any(d.ends for d in s.documents) if s.record.answered else stops for s, _ in rendered]
     stats.ended += bool(ends) and all(ends)
     tops = [int(document.tokens_T.max()) for side in sides for document in side.documents]
     stats.largest = max(stats.largest, *tops, -1)
@@ -368,6 +370,8 @@ def _findings(encoder: Encoder, row: Encoded, rendered: Rendered) -> Iterator[st
     yield from _trained_words(renderer, row.record, rendered)
     if row.joined:
         yield "joined-answer"
+    if row.record.form == "prompt":
+        yield "no-answer"
     if row.dropped:
         yield _DROPPED[row.dropped]
     elif row.cut == "mid-turn":
@@ -377,10 +381,6 @@ def _findings(encoder: Encoder, row: Encoded, rendered: Rendered) -> Iterator[st
     for document in row.documents:
         if encoder.bos is not None and document.tokens_T[:2].tolist() == [encoder.bos] * 2:
             yield "double-bos"
-
-
-def _has_answer(record: Record) -> bool:
-    return record.answered and record.kind != "text"
 
 
 def _trained_words(renderer: Renderer, record: Record, rendered: Rendered) -> set[str]:

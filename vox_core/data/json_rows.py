@@ -7,9 +7,9 @@ file of another format becomes JSONL first (`source.py`): line N of it is row N,
 could not be read has its faults in place of an object (`unread`).
 
 A JSON document has its rows in an array of objects, in the one such array of an object, or as
-objects one after another. It is mapped and cut into rows by the brackets and commas outside of its
-texts, without being parsed, so that it may be larger than memory. A row that is wrong in itself
-leaves the others readable.
+objects one after another. It is read as a whole, and cut into rows by the brackets and commas
+outside of its texts, without being parsed. A row that is wrong in itself leaves the others
+readable.
 
 What an object means is `rows.py`'s business.
 """
@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator, Iterator
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, NoReturn, TypeAlias
 
@@ -180,37 +179,25 @@ Marks: TypeAlias = Iterator[int]
 
 def json_rows(path: Path) -> Iterator[Row]:
     """Yield each row of a document, or its faults; RowError where nothing more can be read."""
-    if not path.stat().st_size:
-        return
-    with path.open("rb") as file:
-        data = mmap(file.fileno(), 0, access=ACCESS_READ)
-    marks, begin = _marks(data), _cut(data, 0, 1 << 16)[:1]
+    data = path.read_bytes().removeprefix(BOM)
+    marks, begin = _marks(data), data.lstrip()[:1]
     if begin == b"[":
         end = yield from _of_list(data, marks, next(marks) + 1)
     elif begin == b"{" and _has_list(data):
         end = yield from _of_members(data, marks)
     else:
         end = yield from _of_objects(data, marks)
-    if _cut(data, end, len(data)):
+    if data[end:].strip():
         raise _broken("more after the end of the document", "nothing")
 
 
-def _marks(data: mmap) -> Marks:
+def _marks(data: bytes) -> Marks:
     """Yield the place of each bracket, comma and colon outside of texts."""
     places = (found.start() for found in _MARK.finditer(data))
     return (at for at in places if data[at] != ord('"'))
 
 
-def _cut(data: mmap, start: int, end: int) -> bytes:
-    """A part of the document without the blanks around it, and of a part that is too long for a row
-    its beginning."""
-    part = data[start : min(end, start + MAX_LINE_BYTES + 1)]
-    if len(part) > MAX_LINE_BYTES:
-        return part
-    return (part if start else part.removeprefix(BOM)).strip()
-
-
-def _of_list(data: mmap, marks: Marks, start: int) -> Generator[Row, None, int]:
+def _of_list(data: bytes, marks: Marks, start: int) -> Generator[Row, None, int]:
     """Rows of the list that begins at `start`, behind its bracket; returns where it ends."""
     first, depth = start, 0
     for at in marks:
@@ -219,25 +206,26 @@ def _of_list(data: mmap, marks: Marks, start: int) -> Generator[Row, None, int]:
         elif depth:
             depth -= data[at] in b"]}"
         elif data[at] in b",]":
-            row, ended = _cut(data, start, at), data[at] in b"]"
+            row, ended = data[start:at].strip(), data[at] in b"]"
             if row or start != first or not ended:
                 yield _row(row)
             if ended:
                 return at + 1
             start = at + 1
-    if rest := _cut(data, start, len(data)):
+    if rest := data[start:].strip():
         yield _row(rest)
     raise _broken("the end of the document within the list", '"]"')
 
 
-def _has_list(data: mmap) -> bool:
+def _has_list(data: bytes) -> bool:
     """Whether the first object is no row itself and has a list."""
     key = depth = 0
     for at in _marks(data):
         if depth == 1 and data[at] in b"[:":
-            name = _cut(data, key, at).strip(b'"').decode("utf-8", "replace")
+            name = data[key:at].strip(b' \t\r\n"').decode("utf-8", "replace")
             if data[at] in b"[" or name in CONTENT:
                 return data[at] in b"["
+            key = at + 1
         elif data[at] in b"[{,":
             depth, key = depth + (data[at] not in b","), at + 1
         elif data[at] in b"]}":
@@ -247,7 +235,7 @@ def _has_list(data: mmap) -> bool:
     return False
 
 
-def _of_members(data: mmap, marks: Marks) -> Generator[Row, None, int]:
+def _of_members(data: bytes, marks: Marks) -> Generator[Row, None, int]:
     """Rows of the one list in an object; returns where the object ends."""
     depth = lists = 0
     for at in marks:
@@ -265,7 +253,7 @@ def _of_members(data: mmap, marks: Marks) -> Generator[Row, None, int]:
     raise _broken("the end of the document within an object", '"}"')
 
 
-def _of_objects(data: mmap, marks: Marks) -> Generator[Row, None, int]:
+def _of_objects(data: bytes, marks: Marks) -> Generator[Row, None, int]:
     """Objects that follow one another; returns where they end."""
     start = depth = 0
     for at in marks:
@@ -274,9 +262,9 @@ def _of_objects(data: mmap, marks: Marks) -> Generator[Row, None, int]:
         elif data[at] in b"]}":
             depth = max(0, depth - 1)
             if not depth:
-                yield _row(_cut(data, start, at + 1))
+                yield _row(data[start : at + 1].strip())
                 start = at + 1
-    if rest := _cut(data, start, len(data)):
+    if rest := data[start:].strip():
         yield _row(rest)
     return len(data)
 

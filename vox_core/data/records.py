@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from vox_core.data.faults import RowError, RowFault
 from vox_core.data.formats import place_of
 from vox_core.data.json_rows import file_faults, raw_lines
-from vox_core.data.rows import Record, read_row
+from vox_core.data.rows import Answers, Record, read_row
 from vox_core.errors import DataError, StorageError
 
 STEP = (
@@ -37,15 +37,14 @@ def read_lines(
     path: Path,
     lines: Path | None = None,
     progress: Progress | None = None,
-    *,
-    answered: bool = True,
+    answers: Answers = "some",
 ) -> Iterator[tuple[int, Record | RowError]]:
     """Yield each row of one file with its number: the record, or its faults. A file in
     another format than its name says has one fault, in line 0.
 
     Args:
         lines: its rows as JSONL, if it is no such file itself.
-        answered: as for `parse_row`.
+        answers: as for `parse_row`.
 
     Raises:
         DataError: D001, it cannot be read.
@@ -60,7 +59,7 @@ def read_lines(
             if progress and not count % _TELL_EVERY:
                 progress(start, size)
             try:
-                yield number, read_row(line, path, number, answered=answered)
+                yield number, read_row(line, path, number, answers=answers)
             except RowError as fault:
                 yield number, fault
         if progress:
@@ -167,7 +166,7 @@ def next_step(codes: Collection[str], paths: Iterable[Path], step: str = STEP) -
     if "unknown form" in codes:
         step += (
             "; if only the names differ, say so: --field prompt=NAME --field completion=OTHER, or "
-            "[data.fields] in vox.toml; prompts alone are for --objective grpo with your own reward"
+            "[data.fields] in vox.toml; prompts alone are for grpo or ppo with your own reward"
         )
     return step
 

@@ -116,9 +116,11 @@ class Renderer:
             return self._conversation(record)
         if record.kind == "chat" or record.tools:
             raise RenderError(NO_TEMPLATE)
+        prompt, *answer = record.messages
         if not record.answered:
-            return Rendered(record.messages[0].content, (), templated=False)
-        prompt, completion = record.messages
+            assert not answer, "a conversation needs a template"
+            return Rendered(prompt.content, (), templated=False)
+        (completion,) = answer
         text = prompt.content + completion.content
         span = Span(len(prompt.content), len(text), False, weight_of(completion))
         return Rendered(text, (span,) if span.weight else (), templated=False)

@@ -30,7 +30,7 @@ from vox_core.contract import DataPolicy
 from vox_core.data.faults import RowError, RowFault
 from vox_core.data.messages import Message
 from vox_core.data.records import read_lines
-from vox_core.data.rows import Record
+from vox_core.data.rows import Answers, Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -151,18 +151,18 @@ class FactCollector:
 
 
 def facts_of(
-    file: CheckedFile, answered: bool, progress: Callable[[Path, int], None] | None = None
+    file: CheckedFile, answers: Answers, progress: Callable[[Path, int], None] | None = None
 ) -> RowFacts:
     """The facts of a file, from the cache or taken now.
 
     Args:
-        answered: as for `parse_row`.
+        answers: as for `parse_row`.
         progress: called with the file and the rows read so far.
     """
 
     def make(folder: Path) -> None:
         collector = FactCollector()
-        for line, found in read_lines(file.path, file.lines, answered=answered):
+        for line, found in read_lines(file.path, file.lines, answers=answers):
             if isinstance(found, RowError):
                 collector.refuse(line, found)
                 continue
@@ -172,7 +172,7 @@ def facts_of(
         file.require_unchanged()
         _write(folder, collector.facts())
 
-    key = f"{file.source.key}-{CACHE_VERSION}{'' if answered else '-prompts'}"
+    key = f"{file.source.key}-{CACHE_VERSION}-{answers}"
     return cached("facts", key, make, _read).value
 
 

@@ -58,6 +58,7 @@ from vox_core.errors import ConfigError
 from vox_core.host.load import call_hook, format_error, provider
 
 Kind: TypeAlias = Literal["chat", "completion", "text", "preference"]
+Answers: TypeAlias = Literal["some", "last", "optional"]
 Tools: TypeAlias = tuple[Mapping[str, Any], ...]
 Messages: TypeAlias = tuple[Message, ...]
 
@@ -98,29 +99,29 @@ class Record:
 
 
 def read_row(
-    line: bytes | None, source: Path = NO_FILE, number: int = 0, *, answered: bool = True
+    line: bytes | None, source: Path = NO_FILE, number: int = 0, *, answers: Answers = "some"
 ) -> Record:
     """The row in one line of a JSONL file, or a RowError with everything that is wrong with it;
-    None stands for a line that was too long to read. For `answered` see `parse_row`."""
-    return parse_row(parse_object(line), source, number, answered=answered)
+    None stands for a line that was too long to read. For `answers` see `parse_row`."""
+    return parse_row(parse_object(line), source, number, answers=answers)
 
 
 def parse_row(
-    values: dict[str, object], source: Path = NO_FILE, line: int = 0, *, answered: bool = True
+    values: dict[str, object], source: Path = NO_FILE, line: int = 0, *, answers: Answers = "some"
 ) -> Record:
     """Read a row; the `RowError` has everything that is wrong with it.
 
     Args:
-        answered: a row without an answer is a fault; otherwise it may be a prompt alone, or
-            messages that end with the user's.
+        answers: "some": a row without an answer is a fault; "last": so are messages that do not end
+            with one; "optional": a prompt alone is a row, too.
     """
     fields = Fields(values)
     if values.keys() == {"messages"}:  # the usual case, which none of the rest can object to
-        return replace(_chat(fields, answered), source=source, line=line)
+        return replace(_chat(fields, answers), source=source, line=line)
     read = _reader(fields)
-    if not answered and read is _chat:
-        read = partial(_chat, answered=False)
-    elif not answered and read is _completion and not fields.has((*ANSWERS, QUESTION[1])):
+    if read is _chat:
+        read = partial(_chat, answers=answers)
+    elif answers == "optional" and read is _completion and not fields.has((*ANSWERS, QUESTION[1])):
         read = _prompt_alone if fields.has((*PROMPTS, QUESTION[0])) else read
     said, attributes, tools, _, unused = all_of(
         partial(read, fields),
@@ -142,7 +143,7 @@ def refuse_columns(names: Sequence[str]) -> None:
         refuse_misspelt(names)
     else:
         other = {*TOOLS, "system", *ATTRIBUTES}
-        parse_row({name: name for name in names if name not in other}, answered=False)
+        parse_row({name: name for name in names if name not in other}, answers="optional")
 
 
 def _reader(fields: Fields) -> Callable[[Fields], Record]:
@@ -185,13 +186,15 @@ def _refuse_unsupported(values: Mapping[str, object], names: Sequence[str]) -> N
 # --- forms ----------------------------------------------------------------------------------------
 
 
-def _chat(fields: Fields, answered: bool = True) -> Record:
+def _chat(fields: Fields, answers: Answers = "some") -> Record:
     name = fields.one((*CHATS, *SHAREGPT))
     turns = turns_of(fields.values[name], name)
     form = "ShareGPT" if any(turn.sharegpt for turn in turns) else "messages"
-    messages = conversation(_with_system(fields, turns), answered=answered)
+    messages = conversation(_with_system(fields, turns), answered=answers != "optional")
     if not messages:
         raise faulty("empty", (name,), "no message", "one or more")
+    if answers == "last" and (role := messages[-1].role) != "assistant":
+        raise faulty("roles", (), f'"{name}" that end with the {role}', "the assistant's answer")
     return Record("chat", messages=messages, form=form)
 
 
@@ -227,8 +230,8 @@ def _prompt_alone(fields: Fields) -> Record:
     turns = _before(fields, [])
     messages = conversation(_with_system(fields, turns), answered=False)
     if not turns or messages[-1].role == "assistant":
-        raise faulty("roles", (), "a prompt that does not end with the user", "one that does")
-    kind: Kind = "completion" if len(messages) == len(turns[0].place) else "chat"
+        raise faulty("roles", (), "a prompt that is empty or ends with the assistant", "a prompt")
+    kind: Kind = "completion" if len(messages) == len(turns[0].place) == 1 else "chat"
     return Record(kind, messages=messages, form="prompt", answered=False)
 
 
@@ -465,13 +468,11 @@ def learns_from_answers(objective: Objective | None) -> bool:
     return objective is not None and "rollouts" in objective.needs
 
 
-def reads_answers(spec: ObjectiveSpec, reward: str | None = None) -> bool:
-    """Whether each row needs an answer: the objective learns from it, or the reward reads it.
-    A reward of a file, which may be gone, is not loaded. Errors as for `load_objective` and
-    `load_reward`."""
-    if not learns_from_answers(objective_of(spec)):
-        return True
-    return reward is not None and ":" not in reward and load_reward(reward).reads_answer
+def answers_for(objective: Objective | None, reward: Reward | None = None) -> Answers:
+    """Return which answers the rows need, for the objective and for the reward."""
+    if not learns_from_answers(objective):
+        return "some"
+    return "last" if reward and reward.reads_answer else "optional"
 
 
 def examples_of(spec: ObjectiveSpec) -> Examples | None:
@@ -484,16 +485,15 @@ def examples_of(spec: ObjectiveSpec) -> Examples | None:
 
 
 def _prompted(row: Values, _other: Callable[[], Values]) -> Mapping[str, Record]:
-    """Return the prompt of a row, all messages or those before its last trained answer; ValueError
-    where there may be several prompts."""
-    record = parse_row(dict(row), answered=False)
+    """Return the prompt of a row, its messages without an answer at the end; ValueError where there
+    may be several."""
+    record = parse_row(dict(row), answers="optional")
     if record.form in ("text", "preference"):
         raise ValueError(f"found a {record.form} row, expected a prompt, or messages")
     messages = record.messages or ()
     if messages[-1].role == "assistant":
-        trained = (n for n, it in enumerate(messages) if it.role == "assistant" and it.weight != 0)
-        messages = messages[: max(trained, default=0)]
-    return {WHOLE: replace(record, messages=messages, answered=False)}
+        return {WHOLE: replace(record, messages=messages[:-1], answered=False)}
+    return {WHOLE: replace(record, form="prompt", answered=False)}
 
 
 def examples_by(objective: Objective) -> Examples:

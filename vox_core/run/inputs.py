@@ -23,7 +23,7 @@ from vox_core.data.chosen import Chosen, choose_rows
 from vox_core.data.dataset import Dataset, assumed_dataset
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.formats import find_split
-from vox_core.data.rows import learns_from_answers, load_reward, objective_of, reads_answers
+from vox_core.data.rows import Answers, answers_for, learns_from_answers, load_reward, objective_of
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import BackendError, ConfigError, DataError, InputError
 from vox_core.host import Request, Selection, choose, explain
@@ -108,7 +108,8 @@ def read_inputs(
     _require_rollouts(settings, objective)
     reward = load_reward(settings.reward) if settings.reward else None
     evaluator = _evaluator(settings.eval_suite) if settings.eval_suite else None
-    rows = Chosen([], []) if only_planned and not settings.data else chosen_rows(settings)
+    nothing = only_planned and not settings.data
+    rows = Chosen([], []) if nothing else chosen_rows(settings, answers_for(objective, reward))
     seen, fetching = Seen(), Fetching(progress)
     request = _request(settings, objective, resumed_from)
     # Before a model is fetched, so that a missing backend is found in a second.
@@ -152,8 +153,11 @@ def _evaluator(suites: Sequence[Path]) -> Evaluator:
     return evaluator
 
 
-def chosen_rows(settings: TrainSettings) -> Chosen:
+def chosen_rows(settings: TrainSettings, answers: Answers | None = None) -> Chosen:
     """Files to train and to validate on, with the rows that the filters leave, and a report.
+
+    Args:
+        answers: as for `parse_row`; by default what the objective needs, whatever the reward reads.
 
     Raises:
         ConfigError: C004, no data is named, or held-out rows twice; C009, datasketch is missing.
@@ -177,8 +181,8 @@ def chosen_rows(settings: TrainSettings) -> Chosen:
             expected="a share of the rows, or a file of them",
             remedy="leave out --valid-share or --valid; of a folder, name its train.jsonl",
         )
-    answered = reads_answers(settings.objective_spec, settings.reward)
-    return choose_rows(train, valid, settings.policy(), settings.fields, answered=answered)
+    answers = answers or answers_for(objective_of(settings.objective_spec))
+    return choose_rows(train, valid, settings.policy(), settings.fields, answers=answers)
 
 
 def _require_rollouts(settings: TrainSettings, objective: Objective | None) -> None:

@@ -76,7 +76,6 @@ _FLAGS_OF = {
     "rollouts.answers": "--rollouts",
     "rollouts.tokens": "--rollout-tokens",
     "rollouts.temperature": "--rollout-temperature",
-    "order": "--source or --curriculum",
     "order.weights": "--source: the weights",
     "order.documents": "--data: the sources or the difficulty of the documents",
 }

@@ -23,6 +23,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -148,12 +149,13 @@ class Rollouts:
         for token in self._generator.generate(prompts, log_probs=True):
             tokens[token.row].append(token.id)
             scores[token.row].append(token.log_prob or 0.0)
+        decode = partial(self._tokenizer.decode, skip_special_tokens=True)
         return [
             Rollout(
                 documents[row // count],
                 tokens[row],
                 np.array(scores[row], np.float32),
-                self._text(tokens[row][len(prompt.tokens) :]),
+                str(decode(tokens[row][len(prompt.tokens) :])),
             )
             for row, prompt in enumerate(prompts)
         ]
@@ -162,9 +164,6 @@ class Rollouts:
         """Return the most tokens of an answer, with no more than the model has positions for."""
         wanted = self._plan.settings.rollout_tokens
         return wanted if self._positions is None else min(wanted, self._positions - len(prompt))
-
-    def _text(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _judged(self, data: Dataset, answers: Sequence[Rollout]) -> list[float]:
         """Judge the answers, each in one process: a reward need not be a function of its answer."""
@@ -230,7 +229,6 @@ class Rollouts:
         if self._reward is not None:
             self.metrics = {
                 "reward": float(np.mean(rewards)),
-                "reward_std": float(np.std(rewards)),
                 "answer_tokens": float(np.mean(lengths)),
             }
         lines = []

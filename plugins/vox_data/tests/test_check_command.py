@@ -118,7 +118,8 @@ def test_the_next_command_is_one_that_trains_the_rows(vox, rows, given, more) ->
 
 
 def test_a_teacher_or_a_reward_that_has_to_be_chosen_is_said(vox) -> None:
-    Path("rows.jsonl").write_text('{"prompt": "how?"}\n')
+    asked = '{"messages": [{"role": "user", "content": "how?"}]}\n'
+    Path("rows.jsonl").write_text(asked)
     assert vox("data", "check", "rows.jsonl", "--objective", "grpo").out.endswith(
         "1 prompt\nno problems found\nnext: write a reward, then "
         "vox train rows.jsonl --objective grpo --reward FILE.py:FUNCTION\n"

@@ -25,16 +25,17 @@ from vox_core.api.rows import (
     RenderError,
     RowError,
     RowFault,
+    answers_for,
     chosen_rows,
     examples_of,
     find_split,
+    load_reward,
     next_step,
     objective_of,
     open_source,
     place_of,
     raw_lines,
     read_lines,
-    reads_answers,
     row_of,
 )
 from vox_core.api.settings import TrainSettings
@@ -223,14 +224,17 @@ def _check_file(
 
     file, faults = report.files[-1], report.faults
     source = open_source(path, settings.fields)
-    answered = reads_answers(settings.objective_spec, settings.reward)
-    for number, found in read_lines(path, source.lines, tell, answered=answered):
+    name = settings.reward or ":"
+    reward = None if ":" in name else load_reward(name)
+    answers = answers_for(objective_of(settings.objective_spec), reward)
+    for number, found in read_lines(path, source.lines, tell, answers=answers):
         if isinstance(found, RowError):
             file.faulty += 1
             for fault in found.faults:
                 faults.add(place_of(path, number), fault)
             continue
-        file.forms[found.form] += 1
+        alone = answers == "optional" and found.messages and found.messages[-1].role != "assistant"
+        file.forms["prompt" if alone else found.form] += 1
         if settings.objective == SFT.name:  # others may read any field
             file.unused.update(found.unused)
         if renderer and (refusal := _refusal(renderer, found)):

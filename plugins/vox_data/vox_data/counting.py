@@ -131,7 +131,7 @@ def count(sources: Sequence[RowSource], progress: Progress | None = None) -> Cou
             if progress:
                 progress(before + done, total)
 
-        for _, found in read_lines(source.path, source.lines, tell, answered=False):
+        for _, found in read_lines(source.path, source.lines, tell, answers="optional"):
             if isinstance(found, RowError):
                 counts.malformed += 1
             else:

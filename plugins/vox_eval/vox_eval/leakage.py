@@ -132,7 +132,7 @@ def _training_files(run: str, plan: Any) -> list[CheckedFile]:
 def _records(files: Iterable[CheckedFile]) -> Iterator[tuple[str, Record]]:
     for file in files:
         for number, line in file.used_lines():
-            yield f"{file.path}:{number}", read_row(line, file.path, number, answered=False)
+            yield f"{file.path}:{number}", read_row(line, file.path, number, answers="optional")
 
 
 class _Index:

@@ -161,6 +161,8 @@ class FunctionReward(Reward):
             function has other parameters.
     """
 
+    reads_answer = False
+
     def __init__(self, file: Path, function: str) -> None:
         self._file, self._function = file.absolute(), function
         self._process: subprocess.Popen[str] | None = None
