@@ -317,13 +317,14 @@ def test_a_table_of_prompts_is_one_where_the_model_answers(tmp_path: Path) -> No
         ({"text": "a", "question": None}, "form='text'"),
         ({"prompt": "a", "completon": "b"}, 'is it meant as "completion"?'),
         ({"prompt": ""}, 'found nothing in "prompt", expected text'),
-        ({"prompt": []}, "is empty or ends with the assistant"),
+        ({"prompt": []}, "an empty prompt"),
         ({"prompt": "a", "chosen": "b"}, '"chosen" without "rejected"'),
         (
             {"prompt": [{"role": "assistant", "content": "a"}]},
-            "is empty or ends with the assistant",
+            "a prompt that ends with the assistant",
         ),
         ({"messages": []}, "no message"),
+        ({"prompt": [{"role": "user", "content": "a"}], "answer": 7}, 'found a number as "answer"'),
         ({"prompt": "a", "tools": 3}, "tools"),
     ],
 )

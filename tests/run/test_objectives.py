@@ -563,7 +563,7 @@ def test_where_rows_are_learned_from_each_has_an_answer(tiny, settings, rows, te
             train(given)
         assert caught.value.code == "VOX-D003"
         assert "found none of completion, response" in caught.value.faults[0]
-        assert "prompts alone are for grpo" in caught.value.remedy
+        assert "prompts alone: --objective grpo" in caught.value.remedy
     turns = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
     with pytest.raises(DataError, match="malformed") as caught:
         train(learning(data=[rows([{"messages": turns}])], valid=None, reward="exact"))

@@ -137,8 +137,9 @@ def vocabulary_of(config: Mapping[str, Any]) -> int | None:
 
 
 def row_findings(stats: EncodeStats) -> list[str]:
-    """Ids of findings about single rows, the worst first."""
-    return sorted(stats.counts, key=[*FINDINGS].index)
+    """Ids of findings about single rows, the worst first; prompts alone lack no answer."""
+    names = stats.counts.keys() - {"no-answer" * (stats.counts["no-answer"] == stats.prompts)}
+    return sorted(names, key=[*FINDINGS].index)
 
 
 def _findings(dataset: Dataset, vocabulary: int | None) -> Iterator[Finding]:

@@ -174,7 +174,6 @@ _MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{},:]', re.DOTALL)
 """A text, or a bracket, comma or colon outside of texts."""
 
 Row: TypeAlias = "dict[str, object] | RowError"
-Marks: TypeAlias = Iterator[int]
 
 
 def json_rows(path: Path) -> Iterator[Row]:
@@ -191,13 +190,13 @@ def json_rows(path: Path) -> Iterator[Row]:
         raise _broken("more after the end of the document", "nothing")
 
 
-def _marks(data: bytes) -> Marks:
+def _marks(data: bytes) -> Iterator[int]:
     """Yield the place of each bracket, comma and colon outside of texts."""
     places = (found.start() for found in _MARK.finditer(data))
     return (at for at in places if data[at] != ord('"'))
 
 
-def _of_list(data: bytes, marks: Marks, start: int) -> Generator[Row, None, int]:
+def _of_list(data: bytes, marks: Iterator[int], start: int) -> Generator[Row, None, int]:
     """Rows of the list that begins at `start`, behind its bracket; returns where it ends."""
     first, depth = start, 0
     for at in marks:
@@ -235,7 +234,7 @@ def _has_list(data: bytes) -> bool:
     return False
 
 
-def _of_members(data: bytes, marks: Marks) -> Generator[Row, None, int]:
+def _of_members(data: bytes, marks: Iterator[int]) -> Generator[Row, None, int]:
     """Rows of the one list in an object; returns where the object ends."""
     depth = lists = 0
     for at in marks:
@@ -253,7 +252,7 @@ def _of_members(data: bytes, marks: Marks) -> Generator[Row, None, int]:
     raise _broken("the end of the document within an object", '"}"')
 
 
-def _of_objects(data: bytes, marks: Marks) -> Generator[Row, None, int]:
+def _of_objects(data: bytes, marks: Iterator[int]) -> Generator[Row, None, int]:
     """Objects that follow one another; returns where they end."""
     start = depth = 0
     for at in marks:

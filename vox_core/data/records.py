@@ -166,7 +166,7 @@ def next_step(codes: Collection[str], paths: Iterable[Path], step: str = STEP) -
     if "unknown form" in codes:
         step += (
             "; if only the names differ, say so: --field prompt=NAME --field completion=OTHER, or "
-            "[data.fields] in vox.toml; prompts alone are for grpo or ppo with your own reward"
+            "[data.fields] in vox.toml; prompts alone: --objective grpo --reward FILE.py:FUNCTION"
         )
     return step
 

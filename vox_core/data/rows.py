@@ -219,6 +219,8 @@ def _completion(fields: Fields) -> Record:
         n = len(said) - len(turns)
         asked = (replace(m, weight=0.0 if m.role == "assistant" else None) for m in said[:n])
         return Record("chat", messages=(*asked, *said[n:]), form="prompt/completion")
+    if isinstance(fields.values.get("prompt"), list):
+        _answer(fields)  # the fault is there: a list has been read above
     (asked, prompt), (answered, answer) = all_of(partial(_prompt, fields), partial(_answer, fields))
     system = conversation(_with_system(fields, []), answered=False)
     messages = (*system, Message("user", prompt), Message("assistant", answer))
@@ -230,7 +232,8 @@ def _prompt_alone(fields: Fields) -> Record:
     turns = _before(fields, [])
     messages = conversation(_with_system(fields, turns), answered=False)
     if not turns or messages[-1].role == "assistant":
-        raise faulty("roles", (), "a prompt that is empty or ends with the assistant", "a prompt")
+        found = "a prompt that ends with the assistant" if turns else "an empty prompt"
+        raise faulty("roles", (), found, "the user's words at its end")
     kind: Kind = "completion" if len(messages) == len(turns[0].place) == 1 else "chat"
     return Record(kind, messages=messages, form="prompt", answered=False)
 
@@ -470,9 +473,8 @@ def learns_from_answers(objective: Objective | None) -> bool:
 
 def answers_for(objective: Objective | None, reward: Reward | None = None) -> Answers:
     """Return which answers the rows need, for the objective and for the reward."""
-    if not learns_from_answers(objective):
-        return "some"
-    return "last" if reward and reward.reads_answer else "optional"
+    needed: Answers = "last" if reward and reward.reads_answer else "optional"
+    return needed if learns_from_answers(objective) else "some"
 
 
 def examples_of(spec: ObjectiveSpec) -> Examples | None:

@@ -227,10 +227,8 @@ class Rollouts:
     ) -> None:
         lengths = [len(answer.log_probs_K) for answer in answers]
         if self._reward is not None:
-            self.metrics = {
-                "reward": float(np.mean(rewards)),
-                "answer_tokens": float(np.mean(lengths)),
-            }
+            reward, length = float(np.mean(rewards)), float(np.mean(lengths))
+            self.metrics = {"reward": reward, "answer_tokens": length}
         lines = []
         for answer, reward, length in zip(answers, rewards, lengths, strict=True):
             path, line = _place(data, answer.prompt)

@@ -222,18 +222,19 @@ def test_a_function_of_lists_is_called_as_trl_does(tmp_path, row, called):
     ("code", "fault"),
     [
         ("(completions, truth): return [1.0]", "missing 1 required positional argument: 'truth'"),
-        ("(completions): return [1.0, 2.0]", "returned 2 rewards for one answer"),
+        ("(completions): return [1.0, 2.0]", "returned [1.0, 2.0], expected a list of one reward"),
         ("(completions): return [None]", "returned None, which is no number"),
-        ("(completions): return 1.0", "has no len"),
+        ("(completions): return 1.0", "returned 1.0, expected a list of one reward"),
     ],
 )
 def test_a_function_of_lists_that_fails_is_said(tmp_path, code, fault):
     file = tmp_path / "judge.py"
     file.write_text(f"def judge{code}\n")
     judge = rewards.reward_of(f"{file}:judge")
-    with pytest.raises(ValueError, match=re.escape(fault)):
+    with pytest.raises(ValueError, match=re.escape(fault)) as caught:
         judge.judge({"prompt": "Hi?"}, "four")
     judge.close()
+    assert "<string>" not in str(caught.value)
 
 
 def test_a_name_without_a_file_is_refused():

@@ -264,8 +264,8 @@ def of_one(row, answer):
     if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         given = {name: it for name, it in given.items() if name in parameters}
     found = by_lists(**given)
-    if len(found) != 1:
-        raise ValueError(f"returned {len(found)} rewards for one answer")
+    if not hasattr(found, "__len__") or len(found) != 1:
+        raise ValueError(f"it returned {found!r:.40}, expected a list of one reward")
     return found[0]
 
 try:
@@ -293,9 +293,10 @@ for line in sys.stdin:
             tell(fault=f"returned {reward!r:.40}, which is no number")
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        last = ([each for each in frames if each.filename == sys.argv[1]] or frames)[-1]
-        at = f"{last.filename}, line {last.lineno}"
-        said = f"raised {type(error).__name__}: {error} ({at})"
+        frames = [each for each in frames if each.filename != "<string>"]
+        last = ([each for each in frames if each.filename == sys.argv[1]] or frames)[-1:]
+        at = "".join(f" ({each.filename}, line {each.lineno})" for each in last)
+        said = f"raised {type(error).__name__}: {error}{at}"
         tell(fault=said, traceback=traceback.format_exc())
 """
 
