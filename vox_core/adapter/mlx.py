@@ -59,10 +59,8 @@ def read_mlx_adapter(folder: Path, base: MlxBase, *, literal: bool = False) -> A
     except FormatError as error:
         raise AdapterError(
             "A003",
-            error.what,
             where=folder,
-            expected=error.expected,
-            faults=error.faults,
+            **error.facts,
             remedy="use the adapter with the tool that made it, or train it again without these",
         ) from error
     modules = {path: LowRank(*update) for path, update in updates.items()}

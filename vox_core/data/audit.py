@@ -137,18 +137,15 @@ def vocabulary_of(config: Mapping[str, Any]) -> int | None:
 
 
 def row_findings(stats: EncodeStats) -> list[str]:
-    """Ids of findings about single rows, the worst first; prompts alone lack no answer."""
-    names = stats.counts.keys() - {"no-answer" * (stats.counts["no-answer"] == stats.prompts)}
-    return sorted(names, key=[*FINDINGS].index)
+    """Ids of findings about single rows, the worst first."""
+    return sorted(stats.findings, key=[*FINDINGS].index)
 
 
 def _findings(dataset: Dataset, vocabulary: int | None) -> Iterator[Finding]:
     stats = dataset.stats
     if vocabulary is not None and stats.largest >= vocabulary:
         yield _outside(dataset, vocabulary)
-    for name, rows in stats.counts.items():
-        if name == "no-answer" and rows == stats.prompts:
-            continue
+    for name, rows in stats.findings.items():
         yield Finding(
             name,
             rows=rows,

@@ -285,6 +285,12 @@ class EncodeStats:
         if detail:
             self.details.setdefault(name, detail)
 
+    @property
+    def findings(self) -> dict[str, int]:
+        """Return `counts`; where all rows are prompts alone, they lack no answer."""
+        alone = self.counts["no-answer"] == self.prompts
+        return {name: n for name, n in self.counts.items() if not (alone and name == "no-answer")}
+
     def add(self, later: EncodeStats) -> None:
         """Add the counts of rows that come after these."""
         for name in ("rows", "answers", "prompts", "ended", "served", "faults", "misfits"):

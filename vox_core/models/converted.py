@@ -66,11 +66,8 @@ def convert_gguf(path: Path, folder: Path, report: Progress) -> None:
     except FormatError as error:
         raise ModelError(
             "M008",
-            error.what,
             where=path,
-            found=error.found,
-            expected=error.expected,
-            faults=error.faults,
+            **error.facts,
             remedy="copy or download the file again"
             if isinstance(error, DamagedFile)
             else "use the model's Hugging Face repository instead of the GGUF file",

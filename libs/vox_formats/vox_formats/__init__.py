@@ -13,6 +13,7 @@ raises `FormatError`; the caller adds location and remedy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class FormatError(ValueError):
@@ -33,6 +34,12 @@ class FormatError(ValueError):
     ) -> None:
         super().__init__("; ".join([what, *faults]))
         self.what, self.found, self.expected, self.faults = what, found, expected, tuple(faults)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Arguments for the error of a caller, who adds code, location and remedy."""
+        names = "what", "found", "expected", "faults"
+        return {name: getattr(self, name) for name in names}
 
 
 class DamagedFile(FormatError):

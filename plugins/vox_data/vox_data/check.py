@@ -17,6 +17,7 @@ from typing import Any
 
 from vox_core.api.models import Observe, Progress, ignore
 from vox_core.api.rows import (
+    Answers,
     Audit,
     Examples,
     Opener,
@@ -192,12 +193,16 @@ def check(
         )
     train, valid = find_split(settings.data, settings.valid)
     examples = examples_of(settings.objective_spec)
+    # A reward of a file, which may not be written yet, reads whatever it likes.
+    named = settings.reward if settings.reward and ":" not in settings.reward else None
+    reward = load_reward(named) if named else None
+    answers = answers_for(objective_of(settings.objective_spec), reward)
     report = CheckReport(settings.model if with_model else None, examples is not None)
     opener = Opener.of(settings, progress, observe) if with_model else None
     renderer = Renderer(opener.tokenizer) if opener else None
     for path, side in (*((path, "train") for path in train), *((path, "valid") for path in valid)):
         report.files.append(FileReport(str(path), side))
-        _check_file(path, report, settings, renderer, progress)
+        _check_file(path, report, settings, answers, renderer, progress)
     if examples and report.sound:
         for file in report.files:
             _check_fit(file, report.faults, settings, examples)
@@ -215,6 +220,7 @@ def _check_file(
     path: Path,
     report: CheckReport,
     settings: TrainSettings,
+    answers: Answers,
     renderer: Renderer | None,
     progress: Progress | None,
 ) -> None:
@@ -224,9 +230,6 @@ def _check_file(
 
     file, faults = report.files[-1], report.faults
     source = open_source(path, settings.fields)
-    name = settings.reward or ":"
-    reward = None if ":" in name else load_reward(name)
-    answers = answers_for(objective_of(settings.objective_spec), reward)
     for number, found in read_lines(path, source.lines, tell, answers=answers):
         if isinstance(found, RowError):
             file.faulty += 1

@@ -162,10 +162,8 @@ def write_mlx_adapter(
     except FormatError as error:
         raise AdapterError(
             "A003",
-            error.what,
             where=folder,
-            expected=error.expected,
-            faults=error.faults,
+            **error.facts,
             remedy="train it again without these, or use it with PEFT; nothing was written",
         ) from error
     write_tensors(folder / mlx_adapter.WEIGHTS, made.tensors, "mlx")

@@ -91,10 +91,8 @@ def _mlx_config(folder: Path) -> dict[str, Any]:
     except FormatError as error:
         raise ModelError(
             "M002",
-            error.what,
             where=folder / "config.json",
-            found=error.found,
-            expected=error.expected,
+            **error.facts,
             remedy=_ELSEWHERE,
         ) from error
 

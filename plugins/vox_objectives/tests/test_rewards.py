@@ -191,6 +191,23 @@ def test_a_function_with_other_parameters_is_refused_at_once(tmp_path, parameter
                 "messages": [TURNS],
             },
         ),
+        (
+            {"conversations": SAID},
+            {
+                "prompts": [SAID[:1]],
+                "completions": [[{"role": "assistant", "content": "four"}]],
+                "conversations": [SAID],
+            },
+        ),
+        (
+            {"instruction": "Add", "input": "3, 4"},
+            {
+                "prompts": ["Add\n\n3, 4"],
+                "completions": ["four"],
+                "instruction": ["Add"],
+                "input": ["3, 4"],
+            },
+        ),
     ],
 )
 def test_a_function_of_lists_is_called_as_trl_does(tmp_path, row, called):
@@ -245,7 +262,10 @@ def test_a_name_without_a_file_is_refused():
 def test_a_callable_without_a_signature_is_a_function(tmp_path):
     file = tmp_path / "judge.py"
     file.write_text("judge = max\n")
-    rewards.reward_of(f"{file}:judge").close()
+    judge = rewards.reward_of(f"{file}:judge")
+    with pytest.raises(ValueError, match="not supported between instances of 'str' and 'dict'"):
+        judge.judge({"prompt": "Hi?"}, "four")
+    judge.close()
 
 
 @pytest.mark.parametrize(

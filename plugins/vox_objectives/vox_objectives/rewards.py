@@ -30,7 +30,7 @@ from typing import Any
 
 from vox_core.contract import Reward
 from vox_core.errors import ConfigError
-from vox_objectives.rows import CHATS, is_answer
+from vox_objectives.rows import CHATS, asked, is_answer
 
 SECONDS = 10.0
 """For one answer."""
@@ -176,7 +176,8 @@ class FunctionReward(Reward):
     def judge(self, row: Row, answer: str) -> float:
         if self._process is None and (fault := self._start()):
             raise ValueError(fault)
-        said = self._ask({"row": dict(row), "answer": answer})
+        prompt = asked(row) if self._of_lists else None
+        said = self._ask({"row": dict(row), "answer": answer, "prompt": prompt})
         if "fault" in said:
             cause = RuntimeError(said["traceback"]) if "traceback" in said else None
             raise ValueError(f"{self._function} {said['fault']}") from cause
@@ -198,7 +199,9 @@ class FunctionReward(Reward):
             text=True,
             start_new_session=True,  # Ctrl-C is for vox, which finishes the step
         )
-        return str(self._answer().get("fault", ""))
+        said = self._answer()
+        self._of_lists = bool(said.get("lists"))
+        return str(said.get("fault", ""))
 
     def _ask(self, question: Mapping[str, object]) -> dict[str, Any]:
         assert self._process is not None and self._process.stdin is not None
@@ -252,13 +255,8 @@ if not callable(function):
     raise SystemExit(1)
 def of_one(row, answer):
     "Call a function of lists for one answer, as TRL does for the answers of a step."
-    names = "prompt", "instruction", "question", "messages", "turns", "conversations"
-    prompt = next((row[name] for name in names if row.get(name) is not None), None)
-    said = answer
-    if isinstance(prompt, list):
-        said = [{"role": "assistant", "content": answer}]
-        if prompt and prompt[-1].get("role") == "assistant":
-            prompt = prompt[:-1]
+    prompt = question["prompt"]
+    said = [{"role": "assistant", "content": answer}] if isinstance(prompt, list) else answer
     columns = {name: [it] for name, it in row.items() if name not in ("prompt", "completion")}
     given = {**columns, "prompts": [prompt], "completions": [said]}
     if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
@@ -282,7 +280,7 @@ else:
         except TypeError:
             tell(fault=f"is a function {signature}")
             raise SystemExit(1)
-tell(ready=True)
+tell(lists=function is of_one)
 for line in sys.stdin:
     question = json.loads(line)
     try:

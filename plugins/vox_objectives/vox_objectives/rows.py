@@ -168,6 +168,19 @@ def _is_chat(value: object) -> TypeGuard[list[Turn]]:
     return isinstance(value, list) and value != [] and all(isinstance(each, dict) for each in value)
 
 
+def asked(row: Row) -> Sequence[Turn] | str:
+    """Return the prompt of a row, messages or a text; an answer at the end of messages is left out.
+
+    Raises:
+        ValueError: there is none.
+    """
+    chat = next((row[name] for name in CHATS if row.get(name) is not None), None)
+    if _is_chat(chat):
+        return chat[:-1] if is_answer(chat[-1]) else chat
+    prompt = _prompt(row)
+    return prompt.turns or prompt.text
+
+
 def is_answer(turn: object) -> bool:
     """Whether this is a message of the assistant."""
     return isinstance(turn, Mapping) and _role(turn) == "assistant"
