@@ -19,9 +19,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from vox_core.api.commands import EvalSettings
 from vox_data import generate as generation
 from vox_eval import evaluation
+from vox_eval.settings import EvalSettings
 from vox_testing.llama import write_llama
 
 SUITE = """name = "s"

@@ -25,6 +25,7 @@ from vox_core.catalog import SECTIONS, BundleEntry, Catalog, ModelPart, PluginEn
 from vox_core.cli import root
 from vox_core.cli.options import METAVARS, default_text, value_type
 from vox_core.contract import StepDone
+from vox_core.host.load import sections
 from vox_core.run import telemetry
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def helps(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, str
 def config_page() -> str:
     """Every key of vox.toml with its flag and its variable."""
     parts = [NOTE, "# Settings\n", _ABOUT_SETTINGS]
-    for kind in config.SECTIONS:
+    for kind in sections(sys.exit):
         rows = [setting_row(kind, *item) for item in kind.own_fields().items()]
         parts.append(f"## [{kind.section}]\n\n{table('key', 'takes', 'default', 'meaning', rows)}")
     return "\n".join(parts)
@@ -93,6 +94,8 @@ A key of `vox.toml` is a flag of the command of the same name (`[train] micro-ba
 `vox train --micro-batch-tokens`) and an environment variable (`VOX_TRAIN_MICRO_BATCH_TOKENS`; lists
 are separated by commas). A flag wins over a variable, a variable over `vox.toml`. `VOX_BACKEND`
 names the backend for every command. `vox config show` says what is in force and why.
+
+The sections after `[plugin]` are those of vox's own plugins.
 """
 
 

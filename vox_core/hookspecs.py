@@ -27,6 +27,7 @@ import pluggy
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vox_core.config import Section
     from vox_core.contract import (
         Advice,
         Check,
@@ -79,6 +80,10 @@ class HookSpecs:
     def vox_reward(self, name: str) -> Reward:  # type: ignore[empty-body]
         """Return a reward: of a name declared in `rewards`, or, from the plugin that declares
         `file`, that of `FILE.py:FUNCTION`."""
+
+    @hookspec(firstresult=True)
+    def vox_settings(self, section: str) -> type[Section]:  # type: ignore[empty-body]
+        """Return the settings of a section of `vox.toml` named in `settings`."""
 
     @hookspec(firstresult=True)
     def vox_evaluator(self, suites: Sequence[Path]) -> Evaluator:  # type: ignore[empty-body]

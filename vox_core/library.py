@@ -32,12 +32,12 @@ from vox_core.config import (
     Section,
     TrainSettings,
     given,
-    load_settings,
     unknown_settings,
 )
 from vox_core.contract import Event, Notice
 from vox_core.display import display
 from vox_core.errors import ConfigError
+from vox_core.host.load import read_settings
 
 if TYPE_CHECKING:
     from vox_core.models import Progress
@@ -120,7 +120,7 @@ def train(
 
     pinned = None
     if plan is None:
-        chosen = load_settings(TrainSettings, said, file=_path(config))
+        chosen = read_settings(TrainSettings, said, file=_path(config))
     elif config is not None:
         raise ConfigError(
             "P012",
@@ -156,7 +156,7 @@ def plan(
         InputError: bad input, or no such plugin is installed (the remedy installs it).
     """
     said = _keywords(TrainSettings, {"model": model, "data": data, **settings})
-    chosen = load_settings(TrainSettings, said, file=_path(config))
+    chosen = read_settings(TrainSettings, said, file=_path(config))
     from vox_core.host.load import call_hook, provider
 
     found = provider("hooks", "vox_plan_run")
@@ -190,7 +190,7 @@ def merge(
         WorkError: verification failed, or the disk did; no output is left.
     """
     said = _keywords(MergeSettings, {"out": out, **settings})
-    chosen = load_settings(MergeSettings, said, file=_path(config))
+    chosen = read_settings(MergeSettings, said, file=_path(config))
     from vox_core.run.merge import merge as run_merge
 
     with _receivers(on_event, progress) as (observe, transfer):
@@ -229,7 +229,7 @@ def open_trainer(
             expected=", ".join(own.SETTINGS),
             remedy="leave them out: data, steps and files are your loop's",
         )
-    chosen = load_settings(TrainSettings, said, file=_path(config))
+    chosen = read_settings(TrainSettings, said, file=_path(config))
     with _receivers(on_event, progress) as (observe, transfer):
         return own.open_trainer(chosen, observe=observe, progress=transfer)
 
@@ -254,7 +254,7 @@ def load(
     """
     kind = ChatSettings if section == "chat" else GenerateSettings
     said = _keywords(kind, settings)
-    chosen = load_settings(kind, said, file=_path(config))
+    chosen = read_settings(kind, said, file=_path(config))
     from vox_core.run.load import open_model
 
     stack = ExitStack()
@@ -374,7 +374,7 @@ class Model:
                     remedy=f"load it again: vox.load(..., {name}=...)",
                 )
         kept = {name: each for name, each in self._said.items() if name in kind.model_fields}
-        return load_settings(kind, {**kept, **changed}, file=_path(self._config))
+        return read_settings(kind, {**kept, **changed}, file=_path(self._config))
 
 
 def _conversation(messages: Messages) -> Sequence[Mapping[str, str]]:

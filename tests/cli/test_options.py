@@ -10,9 +10,12 @@ import pytest
 
 from tests.cli.services import Training
 from vox_core.cli.options import options_of
-from vox_core.config import SECTIONS, TrainSettings, is_table
+from vox_core.config import TrainSettings, is_table
 from vox_core.config.loading import PEERS
 from vox_core.host.discover import known_plugins
+from vox_core.host.load import sections
+
+SECTIONS = [*sections(pytest.fail)]
 
 
 @pytest.fixture

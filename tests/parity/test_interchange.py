@@ -42,12 +42,13 @@ from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import parameter_names
 from vox_core.api.models import plain_copy
 from vox_core.api.tokenizers import load_tokenizer
-from vox_core.config import ExportSettings, validate
+from vox_core.config import validate
 from vox_core.contract import AdapterState
 from vox_core.errors import ProofError
 from vox_core.weights import WeightFolder, open_weights
 from vox_export.convert import ConvertReport, convert, write_mlx_adapter
 from vox_export.export import export
+from vox_export.settings import ExportSettings
 from vox_formats import mlx_adapter as writer
 from vox_formats.mlx_model import counterpart_fault, hf_path, mlx_path
 from vox_testing.llama import write_llama

@@ -8,8 +8,6 @@ from vox_core.cli.failures import (
 )
 from vox_core.cli.lazy import Command as Command, Group as Group, json_option as json_option
 from vox_core.cli.options import (
-    DATA_SECTIONS as DATA_SECTIONS,
-    data_options as data_options,
     files_argument as files_argument,
     options_of as options_of,
     settings_from as settings_from,
@@ -26,11 +24,4 @@ from vox_core.cli.output import (
     printable as printable,
 )
 from vox_core.cli.train import TRAIN_SECTIONS as TRAIN_SECTIONS
-from vox_core.config import (
-    ExportSettings as ExportSettings,
-    EvalSettings as EvalSettings,
-    ServeSettings as ServeSettings,
-    TrainSettings as TrainSettings,
-    given as given,
-    source_of as source_of,
-)
+from vox_core.config import given as given, source_of as source_of

@@ -14,7 +14,7 @@ from vox_core.adapter.targets import (
     quantised_modules as quantised_modules,
     require_fit as require_fit,
 )
-from vox_core.config import ExportSettings as ExportSettings, MergeSettings as MergeSettings
+from vox_core.config import MergeSettings as MergeSettings
 from vox_core.digests import TOKENIZER_FILES as TOKENIZER_FILES
 from vox_core.host import Request as Request, choose as choose
 from vox_core.host.load import Backend as Backend, write_model as write_model

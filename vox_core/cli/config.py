@@ -11,8 +11,9 @@ import click
 
 from vox_core.cli.lazy import Group, json_option
 from vox_core.cli.options import config_option, settings_from
-from vox_core.cli.output import print_json
-from vox_core.config import SECTIONS, Section, source_of, toml_schema
+from vox_core.cli.output import print_json, warn
+from vox_core.config import Section, source_of, toml_schema
+from vox_core.host.load import sections
 
 
 @click.group("config", cls=Group)
@@ -23,20 +24,20 @@ def config() -> None:
 @config.command("schema")
 def schema() -> None:
     """Print the JSON schema of vox.toml."""
-    click.echo(json.dumps(toml_schema(), indent=2))
+    click.echo(json.dumps(toml_schema([*sections(warn)]), indent=2))
 
 
 @config.command("show", params=[config_option(), json_option()])
 def show(config_file: Path | None, as_json: bool) -> None:
-    """Show every setting, its value and where the value comes from.
+    """Show every setting of vox and its plugins, its value and where the value comes from.
 
     Without --json the output is a valid vox.toml.
     """
-    sections = [(kind, settings_from(kind, config_file, {})) for kind in SECTIONS]
+    loaded = [(kind, settings_from(kind, config_file, {})) for kind in sections(warn)]
     if as_json:
-        print_json({kind.section: _values(settings) for kind, settings in sections})
+        print_json({kind.section: _values(settings) for kind, settings in loaded})
         return
-    for number, (kind, settings) in enumerate(sections):
+    for number, (kind, settings) in enumerate(loaded):
         click.echo(f"{chr(10) if number else ''}[{kind.section}]")
         for line in _toml(kind, settings, config_file):
             click.echo(line)

@@ -19,15 +19,14 @@ from vox_core.config import (
     CONFIG_FILE,
     DataSource,
     Section,
-    TrainSettings,
     given,
     is_table,
-    load_settings,
     reading,
 )
-from vox_core.config.sections import DataSettings, is_duration, kebab
+from vox_core.config.sections import is_duration, kebab
 from vox_core.data.formats import keep_rows
 from vox_core.errors import ConfigError
+from vox_core.host.load import read_settings
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -56,12 +55,6 @@ METAVARS: dict[Any, str] = {
 DURATION = "DURATION"
 SHORT = {"objective_options": ("-O",)}
 _MODULES = ("targets", "modules_to_save")
-_OF_ROWS = ("model", "revision", "template", "data", "valid", "seq_len", "config_file")
-DATA_SECTIONS: dict[str, tuple[str, ...]] = {
-    "Data": (*_OF_ROWS, *DataSettings.model_fields),
-    "Objective": ("objective", "objective_options"),
-}
-"""Flags of `vox train` that the commands of `vox data` take, too."""
 
 S = TypeVar("S", bound=Section)
 
@@ -69,12 +62,6 @@ S = TypeVar("S", bound=Section)
 def options_of(kind: type[Section]) -> list[click.Parameter]:
     """Return the flags of a section, and `--config`."""
     return [*(_option(*item) for item in kind.model_fields.items()), config_option()]
-
-
-def data_options() -> list[click.Parameter]:
-    """Flags of `TrainSettings`, as far as they matter for rows."""
-    wanted = {name for names in DATA_SECTIONS.values() for name in names}
-    return [option for option in options_of(TrainSettings) if option.name in wanted]
 
 
 def files_argument() -> click.Argument:
@@ -128,7 +115,7 @@ def _read_throughout(
 
 def settings_from(kind: type[S], config_file: Path | None, flags: Mapping[str, Any]) -> S:
     """Build the settings of a section from `flags` as click gives them: None or () where unset."""
-    return load_settings(kind, given(flags), file=config_file)
+    return read_settings(kind, given(flags), file=config_file)
 
 
 def value_type(field: FieldInfo) -> Any:

@@ -55,4 +55,9 @@ def warn_of_unknown() -> None:
     from vox_core.host.discover import discover
 
     for line in unknown_blocked([plugin.id for plugin in discover()]):
-        click.echo(printable(f"warning: {line}"), err=True)
+        warn(line)
+
+
+def warn(text: str) -> None:
+    """Print a warning on stderr."""
+    click.echo(printable(f"warning: {text}"), err=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -42,6 +42,7 @@ CONFIG_FILE = "vox.toml"
 
 _stand_in: ContextVar[Path | None] = ContextVar("stand_in", default=None)
 S = TypeVar("S", bound=Section)
+Others: TypeAlias = Callable[[], Collection[str]] | None
 
 
 @contextmanager
@@ -63,7 +64,9 @@ def settings_file() -> Path:
     return _stand_in.get() or Path(CONFIG_FILE)
 
 
-def load_settings(kind: type[S], flags: Mapping[str, Any], *, file: Path | None = None) -> S:
+def load_settings(
+    kind: type[S], flags: Mapping[str, Any], *, file: Path | None = None, others: Others = None
+) -> S:
     """Load the settings of one section from all three sources.
 
     Args:
@@ -71,18 +74,21 @@ def load_settings(kind: type[S], flags: Mapping[str, Any], *, file: Path | None 
         flags: the values given on the command line or in a call, by field name.
         file: the `vox.toml` to read; by default that of the command (`reading`), else the one in
             the current folder, if there is one.
+        others: returns the names of plugins' sections, whose keys are checked when their plugins
+            read them; None: names that are not the core's are not checked at all.
 
     Raises:
         ConfigError: C001 unknown keys, C002 bad values (all of them), C003 unreadable file.
     """
-    tables, folder = read_toml(file), (file or settings_file()).parent
+    tables, path = read_toml(file), file or settings_file()
+    _require_known(tables, path, kind, others)
     written: dict[str, Any] = {}
     variables: dict[str, tuple[str, Any]] = {}
     for home in homes(kind):
-        written |= _fields(home, tables.get(home.section, {}), folder)
+        written |= _fields(home, tables.get(home.section, {}), path.parent)
         variables |= _from_environment(home)
     values = {name: value for name, (_, value) in variables.items()}
-    origins = dict.fromkeys(written, str(file or settings_file()))
+    origins = dict.fromkeys(written, str(path))
     origins |= {name: variable for name, (variable, _) in variables.items()}
     merged = _over(written, values, flags)
     if isinstance(name := merged.get("backend"), str) and "backend" not in flags:
@@ -129,12 +135,12 @@ def unknown_settings(kind: type[Section], names: Collection[str]) -> list[str]:
 
 
 def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the tables of `vox.toml`, with section names and keys checked (C001, C003)."""
+    """Return the tables of `vox.toml`, unchecked (C003)."""
     path = file or settings_file()
     if file is None and _stand_in.get() is None and not path.exists():
         return {}
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             "C003",
@@ -143,8 +149,6 @@ def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
             found=error.strerror if isinstance(error, OSError) else error,
             remedy="correct the file or its name, or name another one with --config",
         ) from error
-    _require_known(table, path)
-    return table
 
 
 def validate(
@@ -171,18 +175,19 @@ def validate(
     )
 
 
-def _require_known(table: Mapping[str, Any], path: Path) -> None:
-    kinds = {kind.section: kind for kind in SECTIONS}
+def _require_known(table: dict[str, Any], path: Path, kind: type[Section], others: Others) -> None:
+    kinds = {each.section: each for each in (*SECTIONS, *homes(kind))}
     faults = []
     for section, keys in table.items():
         if not isinstance(keys, dict):
-            faults.append(f"{section} stands outside all sections{_home(section)}")
-            continue
-        if section not in kinds:
-            faults.append(_unknown(f"[{section}]", section, kinds))
-            continue
-        known = {kebab(name) for name in kinds[section].own_fields()}
-        faults += [_unknown(f"[{section}] {key}", key, known) for key in keys if key not in known]
+            home = _home(section, kinds)
+            faults += [f"{section} stands outside all sections{home}"] if home or others else []
+        elif section in kinds:
+            known = {kebab(name) for name in kinds[section].own_fields()}
+            unknown = [key for key in keys if key not in known]
+            faults += [_unknown(f"[{section}] {key}", key, known) for key in unknown]
+        elif others and section not in (names := {*kinds, *others()}):
+            faults.append(_unknown(f"[{section}]", section, names))
     if faults:
         raise ConfigError(
             "C001",
@@ -193,10 +198,10 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
         )
 
 
-def _home(key: str) -> str:
+def _home(key: str, kinds: Mapping[str, type[Section]]) -> str:
     """Return the section of a key that stands outside all sections."""
     name = key.replace("-", "_")
-    home = next((kind.section for kind in SECTIONS if name in kind.own_fields()), None)
+    home = next((each for each, kind in kinds.items() if name in kind.own_fields()), None)
     return f"; put it under [{home}]" if home else ""
 
 

@@ -1,9 +1,9 @@
-"""The sections of `vox.toml`: the only list of all settings, with their types and defaults."""
+"""The core's sections of `vox.toml`: its settings with their types and defaults."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_origin
@@ -17,6 +17,7 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
+from pydantic.json_schema import models_json_schema
 
 from vox_core.contract import (
     Curriculum,
@@ -531,76 +532,6 @@ class MergeSettings(ModelUse):
     )
 
 
-class ExportSettings(ModelUse):
-    """`vox export`."""
-
-    section: ClassVar[str] = "export"
-
-    to: Literal["gguf", "gguf-lora", "ollama", "mlx", "mlx-lora", "peft"] | None = Field(
-        None, description="Format to write."
-    )
-    quant: str | None = Field(
-        None,
-        description="Number format, such as f16, q8_0 or q4_k_m; auto: the smallest that keeps "
-        "--max-kl.  [default: f16; with mlx none]",
-    )
-    max_kl: Annotated[float, Field(gt=0)] | None = Field(
-        None,
-        description="Refuse a larger mean KL divergence from base + adapter, in nats per token.  "
-        "[default with --quant auto: 0.02]",
-    )
-    model: str | None = Field(None, description="Base model, if not the one in the run.")
-    out: Path | None = Field(None, description="Output folder.  [default: RUN-FORMAT]")
-
-
-class EvalSettings(ModelUse):
-    """`vox eval`."""
-
-    section: ClassVar[str] = "eval"
-
-    suite: Paths = Field((), description="Suite file (TOML). Repeatable.")
-    against: str | None = Field(
-        None, description="Model or run to compare with, or the folder of an earlier evaluation."
-    )
-    out: Path | None = Field(
-        None, description="Folder of the results.  [default: evals/SUITE-MODEL-DIGEST]"
-    )
-    dtype: DTypeChoice = Field("auto", description="Compute dtype.")
-    limit: Count = Field(0, description="Use the first N rows of each task; 0: all.")
-
-
-class ServeSettings(LoadSettings):
-    """`vox serve`."""
-
-    section: ClassVar[str] = "serve"
-
-    host: str = Field("127.0.0.1", description="Address to listen on; others need an API key.")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        8000, description="Port to listen on; 0 takes a free one."
-    )
-    max_batch: PositiveInt | None = Field(
-        None,
-        description="Max answers generated at once.  [default: 16 on a CPU, 32 on an accelerator]",
-    )
-    queue: Count = Field(64, description="Max answers that wait; more requests get status 429.")
-    max_tokens: PositiveInt = Field(
-        2048, description="Max new tokens per answer, and the default of a request."
-    )
-    drain: Seconds = Field(
-        30.0, description="After SIGTERM or Ctrl-C, time for running requests to finish."
-    )
-    allow_adapters: Path | None = Field(
-        None, description="Let clients add runs inside this folder, and remove them."
-    )
-    engine: str = Field(
-        "vox", description="Inference engine: vox, or llama.cpp or vllm (plugin `engines`)."
-    )
-    engine_python: Path | None = Field(
-        None, description="Python interpreter of the environment with vllm or xllamacpp."
-    )
-    engine_args: str = Field("", description='Extra engine options: "--ctx-size 8192".')
-
-
 class PluginSettings(Section):
     """Settings of the catalog, blocked plugins and providers."""
 
@@ -614,30 +545,17 @@ class PluginSettings(Section):
     )
 
 
-class VoxToml(Section):
-    """All of `vox.toml`."""
-
-    data: DataSettings = DataSettings()
-    train: TrainSettings = TrainSettings()
-    generate: GenerateSettings = GenerateSettings()
-    chat: ChatSettings = ChatSettings()
-    merge: MergeSettings = MergeSettings()
-    export: ExportSettings = ExportSettings()
-    eval: EvalSettings = EvalSettings()
-    serve: ServeSettings = ServeSettings()
-    plugin: PluginSettings = PluginSettings()
+SECTIONS: tuple[type[Section], ...] = (
+    DataSettings, TrainSettings, GenerateSettings, ChatSettings, MergeSettings, PluginSettings,
+)  # fmt: skip
 
 
-SECTIONS: tuple[type[Section], ...] = tuple(
-    type(field.default) for field in VoxToml.model_fields.values()
-)
-
-
-def toml_schema() -> dict[str, Any]:
+def toml_schema(kinds: Sequence[type[Section]] = SECTIONS) -> dict[str, Any]:
     """Return the JSON schema of `vox.toml`, with each key in its home section only."""
-    schema = VoxToml.model_json_schema()
-    for kind in SECTIONS:
+    references, schema = models_json_schema([(kind, "validation") for kind in kinds])
+    tables = {kind.section: references[kind, "validation"] for kind in kinds}
+    for kind in kinds:
+        table = schema["$defs"][tables[kind.section]["$ref"].rpartition("/")[2]]
         keys = {kebab(name) for name in kind.own_fields()}
-        table = schema["$defs"][kind.__name__]
         table["properties"] = {k: v for k, v in table.get("properties", {}).items() if k in keys}
-    return schema
+    return {"type": "object", "additionalProperties": False, "properties": tables, **schema}

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from vox_core.contract import Check, Event
 from vox_core.errors import BackendError, VoxError
 from vox_core.host.discover import Found, discover
-from vox_core.host.load import POINTS, format_error, load_plugin
+from vox_core.host.load import POINTS, format_error, load_plugin, section_of
 from vox_core.host.manifest import Manifest
 
 _BACKEND = ("vox_load", "vox_merge", "vox_train")
@@ -105,6 +105,12 @@ def _checks(found: Found) -> list[Check]:
             except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
                 words = f"vox {command.name}: {command.entry}: {format_error(error)}"
                 checks.append(Check("command", False, words, found.upgrade_or_report))
+        for name in found.manifest.provides.get("settings", ()):
+            try:
+                section_of(found, name)
+            except VoxError as error:
+                words = f"[{name}] of vox.toml: {error.found}"
+                checks.append(Check("settings", False, words, found.upgrade_or_report))
     try:
         own = [check for result in hooks.vox_doctor() for check in _checked(result)]
     except VoxError as error:  # in the user's terms already: a setting, a missing library

@@ -21,11 +21,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 import pluggy
 
-from vox_core.config import PluginSettings, load_settings
+from vox_core.config import SECTIONS, PluginSettings, Section, load_settings
 from vox_core.contract import (
     SFT,
     Event,
@@ -45,12 +46,13 @@ from vox_core.errors import BackendError, ConfigError, PluginError, VoxError
 from vox_core.hookspecs import PROJECT, HookSpecs
 from vox_core.host.blocked import blocked_plugins, blocking, unblock
 from vox_core.host.discover import Found, discover, known_plugins
-from vox_core.host.judge import Operation
+from vox_core.host.judge import Operation, on_one_line
 from vox_core.host.manifest import Manifest
 from vox_core.host.probe import this_machine, unmet
 from vox_core.text import did_you_mean
 
 Item = TypeVar("Item")
+S = TypeVar("S", bound=Section)
 
 
 def load_backend(found: Found, operation: Operation) -> Backend:
@@ -317,6 +319,7 @@ POINTS = {
     "model-formats": "vox_write_model",
     "launchers": "vox_launch",
     "job-formats": "vox_write_job",
+    "settings": "vox_settings",
 }
 """Extension points of the core, with their hooks. Plugins may define further ones."""
 
@@ -386,6 +389,31 @@ def write_model(job: WriteModelJob) -> None:
     `call_hook`, and what the plugin raises if it does not support the model or verification fails.
     """
     call_hook(provider("model-formats", job.format), "vox_write_model", job=job)
+
+
+def read_settings(kind: type[S], flags: Mapping[str, Any], *, file: Path | None = None) -> S:
+    """Load settings as `load_settings` does, and refuse a section of no plugin (C001)."""
+    return load_settings(kind, flags, file=file, others=lambda: names_at("settings", discover()))
+
+
+def section_of(found: Found, name: str) -> type[Section]:
+    """Return a section that a plugin declares in `settings`; errors as for `call_hook`."""
+    kind: type = call_hook(found, "vox_settings", type, section=name)
+    if issubclass(kind, Section) and getattr(kind, "section", "") == name:
+        return kind
+    raise wrong_result(found, "vox_settings", f"a Section with section = {name!r}", kind)
+
+
+def sections(tell: Callable[[str], None]) -> Iterator[type[Section]]:
+    """Yield the sections of the core and of installed plugins; `tell` gets a broken one's fault."""
+    yield from SECTIONS
+    plugins, own = discover(), {kind.section for kind in SECTIONS}
+    for name in sorted({n for each in plugins for n in _names("settings", each)} - own):
+        try:
+            if providers("settings", name, plugins):  # not of a disabled plugin alone
+                yield section_of(provider("settings", name, plugins), name)
+        except (BackendError, PluginError) as error:
+            tell(f"[{name}] is left out: {on_one_line(error)}; {error.remedy}")
 
 
 def names_at(point: str, plugins: Sequence[Found]) -> set[str]:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vox_core.api.commands import (
-    DATA_SECTIONS,
     Command,
-    data_options,
     describe,
     end_with,
     files_argument,
     given,
     json_option,
+    options_of,
     print_columns,
     print_json,
     print_table,
@@ -30,7 +29,7 @@ from vox_core.api.commands import (
     with_files,
 )
 from vox_core.api.progress import display
-from vox_core.api.settings import TrainSettings
+from vox_core.api.settings import DataSettings, TrainSettings
 
 if TYPE_CHECKING:
     from vox_data.check import CheckReport, FileReport
@@ -44,6 +43,18 @@ MOST_SHOWN = 8
 _NOT_TRAINED = {"preference": "preference (checked, and not trained)"}
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
+_OF_ROWS = ("model", "revision", "template", "data", "valid", "seq_len", "config_file")
+_SECTIONS: dict[str, tuple[str, ...]] = {
+    "Data": (*_OF_ROWS, *DataSettings.model_fields),
+    "Objective": ("objective", "objective_options"),
+}
+"""Heading in help -> flags of `vox train` that matter for rows."""
+
+
+def _options() -> list[click.Parameter]:
+    wanted = {name for names in _SECTIONS.values() for name in names}
+    return [option for option in options_of(TrainSettings) if option.name in wanted]
+
 
 # --- vox data check -------------------------------------------------------------------------------
 
@@ -51,7 +62,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 @click.command(
     "check",
     cls=Command,
-    params=[files_argument(), *data_options(), json_option()],
+    params=[files_argument(), *_options(), json_option()],
     epilog="Example: vox data check train.jsonl",
 )
 @click.pass_context
@@ -149,8 +160,8 @@ def _s(number: int) -> str:
 @click.command(
     "stats",
     cls=Command,
-    params=[files_argument(), *data_options(), json_option()],
-    sections=DATA_SECTIONS,
+    params=[files_argument(), *_options(), json_option()],
+    sections=_SECTIONS,
     epilog="Example: vox data stats train.jsonl --model smollm2-135m",
 )
 def stats(
@@ -277,7 +288,7 @@ def _truncation(tokens: TokenStats) -> Iterator[list[str]]:
     cls=Command,
     params=[
         files_argument(),
-        *data_options(),
+        *_options(),
         click.Option(["-n", "number"], type=click.IntRange(1), default=5, help="Rows to show."),
         click.Option(
             ["--row", "places"],
@@ -300,7 +311,7 @@ def _truncation(tokens: TokenStats) -> Iterator[list[str]]:
         ),
         json_option(),
     ],
-    sections=DATA_SECTIONS,
+    sections=_SECTIONS,
     epilog="Example: vox data preview train.jsonl --model smollm2-135m -n 3",
 )
 def preview(

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
-    from vox_core.api.commands import ServeSettings
     from vox_core.api.models import Observe
     from vox_serve.app import Guide
     from vox_serve.engine import Engine
     from vox_serve.requests import CompletionRequest
     from vox_serve.responses import Form
     from vox_serve.served import Selection, Served
+    from vox_serve.settings import ServeSettings
 
 RETRY_AFTER = 1
 NOISE: dict[DType, float] = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.02}

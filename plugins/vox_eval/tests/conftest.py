@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 from tests.cli.fixtures import _clean_place, vox
 
-from vox_core.api.commands import EvalSettings
 from vox_core.api.generating import GenerateSettings, open_base
 from vox_core.api.models import resolve_reference, write_adapter
 from vox_core.run.load_proof import take_probe
@@ -71,7 +70,7 @@ def _won(place: Path, run: Path, base: Path) -> list[dict[str, object]]:
     (place / "all.jsonl").write_text("\n".join(map(json.dumps, asked)))
     suite = 'name = "a"\ntask = [{ id = "a", rows = "all.jsonl", scorer = "choice" }]'
     (place / "all.toml").write_text(suite)
-    settings = EvalSettings(backend="cpu", dtype="fp32")
+    settings = GenerateSettings(backend="cpu", dtype="fp32")
     found = []
     for model in (run, base):
         done = evaluate(

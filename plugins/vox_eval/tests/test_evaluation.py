@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from vox_core.api.commands import EvalSettings
 from vox_core.api.runs import RunFolder, locked
 from vox_core.api.tokenizers import load_tokenizer
 from vox_core.contract import Notice
@@ -22,6 +21,7 @@ from vox_eval import evaluation
 from vox_eval.evaluation import Report, evaluate_and_compare
 from vox_eval.scorer import Score
 from vox_eval.scorers import Exact
+from vox_eval.settings import EvalSettings
 from vox_testing.llama import llama_logits
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from plugins.vox_eval.tests.conftest import write_in, write_suite
 
-from vox_core.api.commands import EvalSettings, TrainSettings
 from vox_core.api.runs import read_run
+from vox_core.api.settings import TrainSettings
 from vox_core.errors import PluginError, VoxError
 from vox_core.host import discover, load
 from vox_core.run.session import StoppedAtOnce
@@ -25,6 +25,7 @@ from vox_core.run.train import train
 from vox_eval import evaluation
 from vox_eval.evaluation import evaluate_and_compare
 from vox_eval.scorers import Exact
+from vox_eval.settings import EvalSettings
 
 ADAPTER = "adapter_model.safetensors"
 EVALUATED = ("evaluation.json", "eval.jsonl")
@@ -149,7 +150,7 @@ def assert_same(run: Path, whole: Path) -> None:
 
 KILLED = """
 import json, os, sys
-from vox_core.api.commands import TrainSettings
+from vox_core.api.settings import TrainSettings
 from vox_core.run.train import train
 from vox_eval import evaluation
 from vox_eval.scorers import Exact

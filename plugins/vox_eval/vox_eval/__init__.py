@@ -14,6 +14,7 @@
     promotion.py    evaluations, decision, records; the same decision from records alone
     registry.py     names of promoted models
     cli.py          the commands
+    settings.py     the flags of `vox eval`, and its section of vox.toml
 
 A scorer of your own is a package with an entry point in the group `vox_eval.plugins`; its name is
 that of the scorer:

@@ -13,7 +13,6 @@ import click
 
 from vox_core.api.commands import (
     Command,
-    EvalSettings,
     Group,
     json_option,
     options_of,
@@ -24,6 +23,7 @@ from vox_core.api.commands import (
 )
 from vox_core.api.progress import display
 from vox_core.errors import ConfigError
+from vox_eval.settings import EvalSettings
 
 if TYPE_CHECKING:
     from vox_eval.evaluation import Report
@@ -309,15 +309,8 @@ def show(name: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        rows = [
-            (
-                each["time"],
-                "rolled back to" if "rolled_back" in each else "promoted",
-                each["reference"],
-                each["promotion"],
-            )
-            for each in found
-        ]
+        how = {True: "rolled back to", False: "promoted"}
+        rows = [(e["time"], how["rolled_back" in e], e["reference"], e["promotion"]) for e in found]
         print_columns([("time", "", "reference", "records"), *rows])
 
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from vox_core.api.commands import EvalSettings, duration, kept_if_stopped, named
+from vox_core.api.commands import duration, kept_if_stopped, named
 from vox_core.api.files import append, storage_errors, write_json
 from vox_core.api.generating import GenerateSettings, OpenModel, Question, open_model, prompt_text
 from vox_core.api.host import foreign_errors
@@ -52,6 +52,7 @@ from vox_eval.scorecard import (
     visible,
 )
 from vox_eval.scorer import Example, Output, Score
+from vox_eval.settings import EvalSettings
 from vox_eval.suites import Suite, Task, read_suites
 
 if TYPE_CHECKING:
@@ -143,9 +144,8 @@ def evaluate_and_compare(
         resolve_reference(against, progress=progress)
     for line in visible(suite) if against else ():
         observe(Notice(line))
-    evaluated = partial(
-        evaluate, suite=suite, settings=settings, observe=observe, progress=progress
-    )
+    chosen = GenerateSettings(backend=settings.backend, dtype=settings.dtype)
+    evaluated = partial(evaluate, suite=suite, settings=chosen, observe=observe, progress=progress)
     own = evaluated(reference, out=settings.out)
     if not against:
         return Report(own)
@@ -158,7 +158,7 @@ def evaluate(
     reference: str,
     *,
     suite: Suite,
-    settings: EvalSettings,
+    settings: GenerateSettings,
     out: Path | None,
     observe: Observe,
     progress: Progress | None = None,
@@ -173,10 +173,9 @@ def evaluate(
             evaluation; nothing was computed.
         WorkError: computing failed; `out` keeps the examples before.
     """
-    chosen = GenerateSettings(backend=settings.backend, dtype=settings.dtype)
     if out:
         EVALUATIONS.require_same(out, _without_model(suite))
-    with open_model(reference, chosen, observe=observe, progress=progress) as model:
+    with open_model(reference, settings, observe=observe, progress=progress) as model:
         decides = decided_by(model, suite)
         folder = out or default_folder(suite, reference, decides["digest"])
         name = named(reference, model.title)
@@ -443,9 +442,8 @@ def _windows(model: OpenModel, text: str) -> list[Document]:
             remedy="take the row out",
         )
     most = min(WINDOW, model.positions or WINDOW) - 1
-    return [
-        Document(tokens[start - 1 : start + most], 1) for start in range(first, len(tokens), most)
-    ]
+    starts = range(first, len(tokens), most)
+    return [Document(tokens[start - 1 : start + most], 1) for start in starts]
 
 
 def _tokens(model: OpenModel, text: str, special: bool) -> list[int]:
@@ -487,10 +485,8 @@ def _scored(
     scores = _scores(block, outputs)
     open_ = [i for i, each in enumerate(block) if isinstance(each.asked, Question)]
     while open_:
-        asked = dict[int, tuple[Question, tuple[str, ...]]]()
-        for i in open_:
-            if found := _again(model, block[i], outputs[i], scores[i]):
-                asked[i] = found
+        again = {i: _again(model, block[i], outputs[i], scores[i]) for i in open_}
+        asked = {i: found for i, found in again.items() if found}
         open_ = list(asked)
         for at, reply in model.replies([asked[i][0] for i in open_], log_probs=True):
             i = open_[at]
@@ -513,10 +509,8 @@ def _again(
     if said is None:
         return None
     turns = (*output.turns, output.text, said)
-    messages = [
-        *prepared.example.messages,
-        *({"role": _SPEAKERS[at % 2], "content": turn} for at, turn in enumerate(turns)),
-    ]
+    since = [{"role": _SPEAKERS[at % 2], "content": turn} for at, turn in enumerate(turns)]
+    messages = [*prepared.example.messages, *since]
     try:
         return model.question(messages, prepared.at, task.settings()), turns
     except DataError as error:

@@ -47,7 +47,7 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from vox_core.api.models import NAME
-from vox_core.api.settings import Names, Section, Seed, settings_faults
+from vox_core.api.settings import DTypeChoice, Names, Section, Seed, settings_faults
 from vox_core.errors import ConfigError
 from vox_eval import statistics
 from vox_eval.scorecard import Scorecard, difference_interval, units
@@ -56,7 +56,6 @@ from vox_eval.suites import Suite, Task
 
 Answer: TypeAlias = Literal["yes", "no", "not enough evidence"]
 State: TypeAlias = Literal["met", "failed", "undecided"]
-DTypeChoice: TypeAlias = Literal["auto", "fp32", "bf16", "fp16"]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 Evidence: TypeAlias = Mapping[str, tuple[Sequence[Scorecard], Sequence[Scorecard]]]

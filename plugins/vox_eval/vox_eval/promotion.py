@@ -24,7 +24,6 @@ from statistics import median
 from typing import Any
 
 from vox_core.api import files, models
-from vox_core.api.commands import EvalSettings
 from vox_core.api.generating import GenerateSettings, open_base, open_model
 from vox_core.api.models import REGISTRY, ModelReference, Observe, resolve_reference
 from vox_core.contract import Notice
@@ -193,9 +192,8 @@ def _prove(contest: _Contest, observe: Observe) -> None:
 
 
 def _settings(gate: Gate) -> list[GenerateSettings]:
-    return [
-        GenerateSettings(backend=each, dtype=gate.compute_dtype) for each in gate.backends or [None]
-    ]
+    backends = gate.backends or [None]
+    return [GenerateSettings(backend=each, dtype=gate.compute_dtype) for each in backends]
 
 
 def _evaluated(
@@ -203,12 +201,11 @@ def _evaluated(
 ) -> Iterator[tuple[str, Evaluated]]:
     """Yield each evaluation under its key."""
     evaluated = partial(evaluate, out=None, observe=observe, progress=progress)
-    for each in _settings(contest.gate):
-        settings = EvalSettings(backend=each.backend, dtype=each.dtype)
+    for settings in _settings(contest.gate):
         for seed, suite in _suites(contest).items():
             for side, reference in contest.references.items():
                 done = evaluated(reference, suite=suite, settings=settings)
-                yield _key(side, each.backend, seed), done
+                yield _key(side, settings.backend, seed), done
 
 
 def _key(side: str, backend: str | None, seed: str) -> str:
@@ -307,15 +304,12 @@ def _record(
         ModelError: M009, a model was changed while it was evaluated.
     """
     if faults := _mixed(done.evaluations):
-        raise registry.fault(
-            done.name, "a model was changed while it was evaluated", faults[0], _AGAIN
-        )
+        what = "a model was changed while it was evaluated"
+        raise registry.fault(done.name, what, faults[0], _AGAIN)
     titles = {side: next(cards[key].model for key in cards if side in key) for side in SIDES}
     entries = {
-        side: {"reference": reference, "title": titles[side], "digest": model.digest()}
-        for (side, reference), model in zip(
-            contest.references.items(), contest.models.values(), strict=True
-        )
+        side: {"reference": each, "title": titles[side], "digest": contest.models[side].digest()}
+        for side, each in contest.references.items()
     }
     facts: dict[str, Any] = {
         "format": FORMAT,

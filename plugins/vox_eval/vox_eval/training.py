@@ -18,6 +18,7 @@ from vox_core.contract import Evaluator, Event, Notice
 from vox_core.hookspecs import hookimpl
 from vox_eval.evaluation import Stopped, decided_by, evaluate_opened
 from vox_eval.scorecard import EVALUATION
+from vox_eval.settings import EvalSettings
 from vox_eval.suites import read_suites
 
 PACE = 10.0
@@ -68,6 +69,11 @@ def _digest(folder: Path) -> str | None:
         return str(read_json(folder / EVALUATION)["digest"])
     except (OSError, JsonFault, KeyError, TypeError):
         return None
+
+
+@hookimpl
+def vox_settings() -> type[EvalSettings]:
+    return EvalSettings
 
 
 @hookimpl

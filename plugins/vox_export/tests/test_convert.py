@@ -18,7 +18,7 @@ import vox_cpu
 from vox_core.adapter.initial import initial_adapter
 from vox_core.adapter.peft import read_adapter, write_adapter
 from vox_core.adapter.targets import linear_modules, select_targets
-from vox_core.config import ExportSettings, GenerateSettings, validate
+from vox_core.config import GenerateSettings, validate
 from vox_core.contract import AdapterSpec, AdapterState, LoadJob, Model, RunContext
 from vox_core.errors import (
     AdapterError,
@@ -39,6 +39,7 @@ from vox_export import equivalence
 from vox_export.convert import ConvertReport, convert
 from vox_export.equivalence import compare_logits, require_same_state, require_same_update
 from vox_export.requantise import requantise
+from vox_export.settings import ExportSettings
 from vox_testing.jobs import stirred
 from vox_testing.llama import write_llama
 

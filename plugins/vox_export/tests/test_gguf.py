@@ -27,7 +27,7 @@ from tests.golden.families import FAMILIES as GOLDEN
 from tests.golden.families import tokenizer
 
 from vox_core.adapter.peft import read_adapter
-from vox_core.config import ExportSettings, validate
+from vox_core.config import validate
 from vox_core.contract import WriteModelJob
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import AdapterError, ConfigError, ModelError, ProofError, StorageError
@@ -40,6 +40,7 @@ from vox_export import child, gguf_file, llama_cpp, quality
 from vox_export.export import export, read_lora, require_same_template, write_gguf
 from vox_export.gguf_file import FORMATS, ModelFile, Stored, write_lora
 from vox_export.layout import LAYOUTS, in_pairs
+from vox_export.settings import ExportSettings
 from vox_export.vocabulary import read_vocabulary
 from vox_formats.gguf_model import GgufSource
 from vox_testing.llama import write_llama

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from tests.golden.families import tokenizer
 
-from vox_core.config import ExportSettings, validate
+from vox_core.config import validate
 from vox_core.errors import ModelError
 from vox_core.run.load import prompt_text
 from vox_core.run.train import train
 from vox_export import llama_cpp
 from vox_export.export import Job, export
 from vox_export.ollama import carried_over, modelfile
+from vox_export.settings import ExportSettings
 from vox_export.vocabulary import Vocabulary
 
 CARRIED = ("smollm2", "qwen2.5", "gemma3", "phi3", "phi4", "chatml", "zephyr")

@@ -10,6 +10,7 @@ export.py       `vox export`: GGUF, Ollama, mlx-lm, LoRA as GGUF
   quality.py      the result beside base + adapter
 convert.py      an adapter for PEFT or mlx-lm
 equivalence.py  two adapters compared: bits, updates, logits
+settings.py     the flags of `vox export`, and its section of vox.toml
 requantise.py   `vox merge --quant`: a merged model in MLX's quantised formats
 """
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vox_core.hookspecs import hookimpl
+from vox_export.settings import ExportSettings
 
 if TYPE_CHECKING:
     from vox_core.contract import WriteModelJob
@@ -31,6 +33,10 @@ class Export:
         from vox_export.export import write_model
 
         write_model(job)
+
+    @hookimpl
+    def vox_settings(self) -> type[ExportSettings]:
+        return ExportSettings
 
 
 plugin = Export()

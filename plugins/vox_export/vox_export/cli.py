@@ -9,7 +9,6 @@ import click
 
 from vox_core.api.commands import (
     Command,
-    ExportSettings,
     json_option,
     megabytes,
     options_of,
@@ -20,6 +19,7 @@ from vox_core.api.commands import (
 )
 from vox_core.api.progress import display
 from vox_core.errors import command
+from vox_export.settings import ExportSettings
 
 if TYPE_CHECKING:
     from vox_export.convert import ConvertReport

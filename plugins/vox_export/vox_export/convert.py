@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from vox_core.api.commands import ExportSettings
 from vox_core.api.files import atomic_folder, read_json, require_absent, write_bytes, write_json
 from vox_core.api.models import (
     CONFIG,
@@ -48,6 +47,7 @@ from vox_export.equivalence import (
     usable_backend,
 )
 from vox_export.requantise import shorter_window
+from vox_export.settings import ExportSettings
 from vox_formats import FormatError, mlx_adapter
 from vox_formats.mlx_model import misread, window
 

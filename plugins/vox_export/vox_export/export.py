@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import gguf
 import numpy as np
 
-from vox_core.api.commands import ExportSettings
 from vox_core.api.files import atomic_folder, read_json, require_absent, write_json, write_text
 from vox_core.api.generating import prompt_text
 from vox_core.api.models import (
@@ -47,6 +46,7 @@ from vox_export.gguf_file import (
     write_lora,
 )
 from vox_export.requantise import mlx_lm_config, requantise, require_quantisable
+from vox_export.settings import ExportSettings
 from vox_export.vocabulary import Vocabulary, read_vocabulary, vocabulary_in
 from vox_formats.gguf_model import GgufSource
 

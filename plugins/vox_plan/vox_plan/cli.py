@@ -12,7 +12,6 @@ import click
 from vox_core.api.commands import (
     TRAIN_SECTIONS,
     Command,
-    TrainSettings,
     duration,
     files_argument,
     json_option,
@@ -26,6 +25,7 @@ from vox_core.api.commands import (
     with_files,
 )
 from vox_core.api.progress import display
+from vox_core.api.settings import TrainSettings
 from vox_core.contract import SFT
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from vox_core.api.commands import EvalSettings
 from vox_core.api.generating import OpenModel
 from vox_core.errors import ConfigError, TrainingError
 from vox_eval import Example, Output, Score, Scorer, ScorerSpec, UnusableScorer
 from vox_eval.evaluation import evaluate_and_compare
 from vox_eval.scorer import find_scorer, options_of
+from vox_eval.settings import EvalSettings
 from vox_scorers import code_scorers
 from vox_scorers.sandbox import Ended, NoSandbox
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vox_core.api.commands import EvalSettings
 from vox_core.api.generating import GenerateSettings, Question, Sampling, open_model
 from vox_core.errors import ConfigError, DataError
 from vox_eval.evaluation import Report
+from vox_eval.settings import EvalSettings
 from vox_scorers import harness
 
 # Before `datasets` is imported: local files need no network.

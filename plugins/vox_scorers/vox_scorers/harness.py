@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from vox_core.api.commands import EvalSettings, named
+from vox_core.api.commands import named
 from vox_core.api.files import storage_errors, write_bytes, write_json
 from vox_core.api.generating import GenerateSettings, OpenModel, open_model
 from vox_core.api.models import Observe, Progress, resolve_reference
@@ -36,6 +36,7 @@ from vox_core.errors import ConfigError
 from vox_eval.evaluation import AGAINST, EVALUATIONS, Evaluated, Report, computed_in, default_folder
 from vox_eval.scorecard import SAMPLES, SCORECARD, Scorecard, compare, scorecard
 from vox_eval.scorer import Example, Output, Score, Scorer, options
+from vox_eval.settings import EvalSettings
 from vox_eval.suites import Suite, Task, TaskTable
 
 REQUESTS = "requests.jsonl"
@@ -105,11 +106,7 @@ def evaluate(
         )
     loaded = _loaded(tasks)
     evaluated = partial(
-        _evaluate,
-        tasks=loaded,
-        settings=settings,
-        observe=observe,
-        progress=progress,
+        _evaluate, tasks=loaded, settings=settings, observe=observe, progress=progress
     )
     if settings.against:  # before the first model is evaluated
         resolve_reference(settings.against, progress=progress)

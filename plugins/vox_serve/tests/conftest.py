@@ -14,12 +14,13 @@ from tests.cli.fixtures import _clean_place, vox
 
 from vox_core.adapter.peft import write_adapter
 from vox_core.api.generating import open_base
-from vox_core.config import ServeSettings, TrainSettings, validate
+from vox_core.config import TrainSettings, validate
 from vox_core.run.train import train
 from vox_serve.adapters import Adapters
 from vox_serve.app import Api, Limits
 from vox_serve.engine import Engine
 from vox_serve.served import select, served_models
+from vox_serve.settings import ServeSettings
 from vox_testing import jobs
 from vox_testing.tiny import make_model
 

@@ -1,6 +1,7 @@
 """`vox serve`: an OpenAI-compatible server for a base model and the adapters of runs.
 
     cli.py         the command
+    settings.py    its flags, and the section of vox.toml
     supervisor.py  the process of the command: starts a worker that serves, again if it is killed
     server.py      key, address, loading, and answering until a signal
     served.py      references -> models by name on one base; verify each adapter at load
@@ -21,3 +22,13 @@ name is the engine's, and its object a function as `server.Engines` describes it
 
 The event loop of uvicorn parses and writes; it never waits for the model.
 """
+
+from __future__ import annotations
+
+from vox_core.hookspecs import hookimpl
+from vox_serve.settings import ServeSettings
+
+
+@hookimpl
+def vox_settings() -> type[ServeSettings]:
+    return ServeSettings

@@ -10,12 +10,12 @@ import click
 
 from vox_core.api.commands import (
     Command,
-    ServeSettings,
     options_of,
     print_table,
     settings_from,
 )
 from vox_core.api.progress import display
+from vox_serve.settings import ServeSettings
 
 if TYPE_CHECKING:
     from vox_serve.served import Proof

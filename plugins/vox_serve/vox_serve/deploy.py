@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vox_core.api.commands import ServeSettings
 from vox_core.api.serving import require_key
 from vox_core.errors import ConfigError
 from vox_serve.served import Selection, select
 from vox_serve.server import opened, require_allowed
+from vox_serve.settings import ServeSettings
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import uvicorn
 
-from vox_core.api.commands import ServeSettings
 from vox_core.api.generating import OpenBase, apart, open_base
 from vox_core.api.host import known_plugins
 from vox_core.api.models import Observe, Progress, ignore
@@ -26,6 +25,7 @@ from vox_serve.adapters import Adapters
 from vox_serve.app import Api, Limits
 from vox_serve.engine import Engine
 from vox_serve.served import Proof, Selection, Served, prove, select, served_models
+from vox_serve.settings import ServeSettings
 from vox_serve.supervisor import inherited
 
 if TYPE_CHECKING:

@@ -14,3 +14,13 @@
 
 Only `tinker` of one minor version is served: its types are the wire format.
 """
+
+from __future__ import annotations
+
+from vox_core.hookspecs import hookimpl
+from vox_tinker.settings import TinkerSettings
+
+
+@hookimpl
+def vox_settings() -> type[TinkerSettings]:
+    return TinkerSettings

@@ -10,18 +10,17 @@ import click
 
 from vox_core.api.commands import (
     Command,
-    ServeSettings,
-    TrainSettings,
     options_of,
     print_table,
     settings_from,
 )
 from vox_core.api.progress import display
+from vox_core.api.settings import TrainSettings
+from vox_tinker.settings import TinkerSettings
 
 if TYPE_CHECKING:
     from vox_tinker.sessions import Served
 
-LISTEN = ("host", "port")
 COMPUTE = (
     "backend", "dtype", "quant", "micro_batch_tokens", "gradient_checkpointing", "allow_cpu",
 )  # fmt: skip
@@ -37,14 +36,7 @@ COMPUTE = (
             metavar="[NAME=]MODEL",
             help="Base model, under its own name or another. Repeatable.",
         ),
-        *(option for option in options_of(ServeSettings) if option.name in LISTEN),
         *(option for option in options_of(TrainSettings) if option.name in COMPUTE),
-        click.Option(
-            ["--out"],
-            type=click.Path(path_type=Path),
-            default=Path("runs"),
-            help="Folder of the training clients' runs.  [default: runs]",
-        ),
         click.Option(
             ["--api-key"],
             envvar="VOX_API_KEY",
@@ -52,20 +44,21 @@ COMPUTE = (
             help="Require this key, which begins with tml-; better in VOX_API_KEY, because other "
             "users can read command lines.",
         ),
-        options_of(ServeSettings)[-1],
+        *options_of(TinkerSettings),
     ],
     epilog="Example: vox tinker serve --model smollm2-135m --port 8000",
 )
 def serve(
-    models: tuple[str, ...], out: Path, api_key: str | None, config_file: Path | None, **flags: Any
+    models: tuple[str, ...], api_key: str | None, config_file: Path | None, **flags: Any
 ) -> None:
     """Serve models to clients of the Tinker SDK.
 
     Set TINKER_BASE_URL to the printed address, and TINKER_API_KEY to the key, or to tml-local where
     there is none. Each training client is a run folder under --out.
     """
-    listen = settings_from(ServeSettings, config_file, {name: flags[name] for name in LISTEN})
-    compute = settings_from(TrainSettings, config_file, {name: flags[name] for name in COMPUTE})
+    of_training = {name: flags.pop(name) for name in COMPUTE}
+    own = settings_from(TinkerSettings, config_file, flags)
+    compute = settings_from(TrainSettings, config_file, of_training)
     given = compute.model_fields_set & {*COMPUTE}
     settings = TrainSettings(**{name: getattr(compute, name) for name in given})
     from vox_tinker import server
@@ -74,9 +67,9 @@ def serve(
         server.serve(
             models,
             settings,
-            listen.host,
-            listen.port,
-            out,
+            own.host,
+            own.port,
+            own.out,
             api_key,
             ready=_show,
             observe=shown.observe,
