@@ -20,6 +20,7 @@ from tinker import types
 from vox_core.api.serving import require_key
 from vox_core.api.settings import TrainSettings
 from vox_core.errors import ConfigError
+from vox_tinker.cli import serve
 from vox_tinker.server import PREFIX, named_models, opened
 
 PROMPT = types.ModelInput.from_ints([10, 20, 30])
@@ -138,3 +139,16 @@ def test_a_killed_server_goes_on(
         again = [other.forward_backward(DATA, "cross_entropy").result().metrics for _ in range(3)]
         assert found == (again, other.optim_step(ADAM).result().metrics)
         service.close("success").result()
+
+
+def test_the_command_reads_its_own_section(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "vox.toml").write_text(
+        '[serve]\nport = 1\n[tinker]\nport = 2\nout = "here"\n[train]\ndtype = "fp32"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VOX_TINKER_HOST", "::1")
+    given = []
+    monkeypatch.setattr("vox_tinker.server.serve", lambda *args, **_: given.append(args))
+    serve.main(["--model", "m", "--micro-batch-tokens", "64"], standalone_mode=False)
+    settings = TrainSettings(dtype="fp32", micro_batch_tokens=64)
+    assert given == [(("m",), settings, "::1", 2, Path("here"), None)]
