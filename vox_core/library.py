@@ -37,7 +37,7 @@ from vox_core.config import (
 from vox_core.contract import Event, Notice
 from vox_core.display import display
 from vox_core.errors import ConfigError
-from vox_core.host.load import read_settings
+from vox_core.host.load import call_hook, provider, read_settings
 
 if TYPE_CHECKING:
     from vox_core.models import Progress
@@ -157,8 +157,6 @@ def plan(
     """
     said = _keywords(TrainSettings, {"model": model, "data": data, **settings})
     chosen = read_settings(TrainSettings, said, file=_path(config))
-    from vox_core.host.load import call_hook, provider
-
     found = provider("hooks", "vox_plan_run")
     with _receivers(on_event, progress) as (observe, transfer):
         return call_hook(

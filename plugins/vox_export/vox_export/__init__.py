@@ -19,10 +19,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vox_core.hookspecs import hookimpl
-from vox_export.settings import ExportSettings
 
 if TYPE_CHECKING:
     from vox_core.contract import WriteModelJob
+    from vox_export.settings import ExportSettings
 
 
 class Export:
@@ -36,6 +36,8 @@ class Export:
 
     @hookimpl
     def vox_settings(self) -> type[ExportSettings]:
+        from vox_export.settings import ExportSettings  # pydantic is not for the child (child.py)
+
         return ExportSettings
 
 
