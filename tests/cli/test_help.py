@@ -54,7 +54,7 @@ PATHS = [
     "plugin doctor",
     "plugin enable",
     "plugin disable",
-    "plugin lock",
+    "bundle lock",
     "plugin new",
     "plugin check",
     "backend list",

@@ -1,4 +1,4 @@
-"""What `vox plugin install`, `upgrade`, `remove` and `lock` show, ask and refuse."""
+"""What `vox plugin install`, `upgrade` and `remove` show, ask and refuse."""
 
 from __future__ import annotations
 

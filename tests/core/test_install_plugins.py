@@ -137,24 +137,6 @@ def test_a_broken_plugin_can_be_removed_by_id_and_twins_by_package(world: World)
     assert world.versions() == {"twin": "1.0"}
 
 
-def test_a_lock_of_what_is_installed(world: World, tmp_path: Path) -> None:
-    import tomllib
-
-    world.wheel({**LIBRARY, "version": "1.0"})
-    file = world.wheel(plugin("good", "1.0", ["vox-t-lib"]))
-    world.done("install", "--from-pypi", "vox-t-good==1.0", "--yes")
-    told = world.done("lock", "--out", tmp_path / "pylock.toml")
-    document = tomllib.loads((tmp_path / "pylock.toml").read_text())
-    packages = {package["name"]: package for package in document["packages"]}
-    assert document["lock-version"] == "1.0" and told["without_hash"] == []
-    assert sorted(packages) == ["vox-t-good", "vox-t-lib"]
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert packages["vox-t-good"]["wheels"][0]["hashes"] == {"sha256": digest}
-    file.unlink()
-    told = world.done("lock", "--out", tmp_path / "pylock.toml")
-    assert told["without_hash"] == ["vox-t-good"]
-
-
 # --- refused before anything is done --------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from vox_core.install.environment import (
     closure as closure,
     is_met as is_met,
     local_path as local_path,
+    origin as origin,
 )
 from vox_core.install.plan import (
     Change as Change,
@@ -26,4 +27,4 @@ from vox_core.install.plan import (
 )
 from vox_core.install.requirements import Target as Target
 from vox_core.install.uv import ONLY_WHEELS as ONLY_WHEELS, Uv as Uv, last_lines as last_lines
-from vox_core.host.discover import known as known
+from vox_core.host.discover import discover as discover, known as known

@@ -30,7 +30,6 @@ COMMANDS = {
     "doctor": Lazy(f"{_HERE}:doctor", "Check plugins and hardware; suggest fixes."),
     "enable": Lazy(f"{_HERE}:enable", "Undo `vox plugin disable`."),
     "disable": Lazy(f"{_HERE}:disable", "Keep a plugin installed but unused."),
-    "lock": Lazy(f"{_INSTALL}:lock", "Lock the installed plugins in pylock.toml."),
 }
 
 plugin = LazyGroup(

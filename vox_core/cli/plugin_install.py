@@ -23,14 +23,12 @@ from vox_core.host.blocked import COMMAND, blocking, disabled, set_disabled
 from vox_core.host.discover import discover
 from vox_core.host.doctor import leaving
 from vox_core.install.apply import apply
-from vox_core.install.environment import Environment
 from vox_core.install.plan import (
     Change,
     InstallPlan,
     plan_install,
     plan_remove,
     plan_upgrade,
-    write_lock,
 )
 
 
@@ -128,32 +126,6 @@ def remove(ids: tuple[str, ...], **how: bool) -> None:
         set_disabled({*disabled()} - forgotten)
         was = f"{', '.join(sorted(forgotten))}: no longer marked as disabled"
         click.echo(was, err=how["as_json"])
-
-
-@click.command(
-    "lock",
-    cls=Command,
-    params=[
-        click.Option(
-            ["--out"],
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            default="pylock.toml",
-            show_default=True,
-            help="File to write.",
-        ),
-        json_option(),
-    ],
-)
-def lock(out: Path, as_json: bool) -> None:
-    """Write pylock.toml (PEP 751) with the installed plugins and all their dependencies."""
-    unhashed = write_lock(out, Environment.here())
-    if as_json:
-        print_json({"lock": out, "without_hash": unhashed})
-        return
-    click.echo(f"lock  {out}")
-    if unhashed:
-        click.echo(f"without a hash: {', '.join(unhashed)}", err=True)
 
 
 # --- a plan, shown, agreed to, carried out --------------------------------------------------------

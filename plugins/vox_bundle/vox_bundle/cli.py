@@ -1,4 +1,4 @@
-"""`vox bundle`: list, build, verify, install."""
+"""`vox bundle`: list, build, verify, install, lock."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 from vox_bundle.archive import Bundle
 from vox_bundle.build import build as build_bundle
 from vox_bundle.install import plan_bundle
+from vox_bundle.lock import write_lock
 from vox_bundle.verify import verify as verify_bundle
 from vox_core.api.commands import (
     Group,
@@ -20,7 +21,14 @@ from vox_core.api.commands import (
     print_table,
     printable,
 )
-from vox_core.api.installing import Catalog, carry_out, config_option, known, plan_options
+from vox_core.api.installing import (
+    Catalog,
+    Environment,
+    carry_out,
+    config_option,
+    known,
+    plan_options,
+)
 from vox_core.errors import command
 
 FILE = click.Argument(["file"], type=click.Path(path_type=Path, dir_okay=False))
@@ -126,6 +134,31 @@ def install(file: Path, **how: bool) -> None:
     and a failed installation is rolled back.
     """
     carry_out(plan_bundle(file, known()), **how)
+
+
+@bundle.command(
+    "lock",
+    params=[
+        click.Option(
+            ["--out"],
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            default="pylock.toml",
+            show_default=True,
+            help="File to write.",
+        ),
+        json_option(),
+    ],
+)
+def lock(out: Path, as_json: bool) -> None:
+    """Write pylock.toml (PEP 751) with the installed plugins and all their dependencies."""
+    unhashed = write_lock(out, Environment.here())
+    if as_json:
+        print_json({"lock": out, "without_hash": unhashed})
+        return
+    click.echo(f"lock  {out}")
+    if unhashed:
+        click.echo(f"without a hash: {', '.join(unhashed)}", err=True)
 
 
 def _show(bundle: Bundle, catalog: Catalog, state: str, as_json: bool) -> None:
