@@ -78,8 +78,8 @@ class HookSpecs:
 
     @hookspec(firstresult=True)
     def vox_reward(self, name: str) -> Reward:  # type: ignore[empty-body]
-        """Return a reward: of a name declared in `rewards`, or, from the plugin that declares
-        `file`, that of `FILE.py:FUNCTION`."""
+        """Return a reward of a name declared in `rewards`. `FILE.py:FUNCTION` is declared by the
+        plugin that runs functions, and is called with the file and the function."""
 
     @hookspec(firstresult=True)
     def vox_settings(self, section: str) -> type[Section]:  # type: ignore[empty-body]

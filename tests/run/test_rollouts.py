@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.run.conftest import TALK
 from tests.run.lines import read
+from vox_core.cache import file_sha256
 from vox_core.data.tokenizer import load_tokenizer
-from vox_core.errors import ConfigError
+from vox_core.errors import ConfigError, DataError, InputError, TrainingError
 from vox_core.run.progress import StepMetrics
 from vox_core.run.rollouts import Rollouts, margin
 from vox_core.run.run_plan import plan_run
@@ -80,6 +82,87 @@ def test_a_validation_has_the_mean_reward_with_its_interval(tiny, settings, rewa
     before, after = (f"{line['reward']:.4f}" for line in found)
     assert f"| held-out reward | {before} before, {after} after |" in card
     assert "| objective | grpo, reward judge.py:length, 2 answers to a prompt" in card
+
+
+SEVERAL = """
+def length(row, answer):
+    return len(answer)
+
+def odd(completions, level, **others):
+    return [float(level[0]) if level[0] % 2 else None]
+"""
+
+
+def test_several_rewards_are_summed_by_weight(tiny, settings, rewarded, tmp_path):
+    judge = tmp_path / "judge.py"
+    judge.write_text(SEVERAL)
+    names = (f"{judge}:length=0.5", f"{judge}:odd=-2")
+    report = train(settings(tiny("llama"), **{**rewarded, "reward": names, "batch_size": 6}))
+    told = read(report.run / "rollouts.jsonl")
+    levels = [json.loads(line)["level"] for line in rewarded_rows(rewarded)]
+    for line in told:
+        level = levels[line["line"] - 1]
+        length, odd = len(line["answer"]), level if level % 2 else None
+        assert line["rewards"] == {"length": length, "odd": odd}
+        assert line["reward"] == 0.5 * length - 2 * (odd or 0)
+    assert {line["rewards"]["odd"] for line in told} == {None, 1}
+    metrics = next(x for x in read(report.run / "telemetry.jsonl") if x["event"] == "objective")
+    means = {name: mean for name, mean in metrics["metrics"].items() if name.endswith("/mean")}
+    judged = {
+        name: [x["rewards"][name] for x in told if x["rewards"][name] is not None]
+        for name in ("length", "odd")
+    }
+    assert means == {
+        f"rewards/{name}/mean": pytest.approx(sum(values) / len(values))
+        for name, values in judged.items()
+    }
+    contract = json.loads((report.run / "plan.json").read_text())["contract"]
+    first, second = (each.partition(" ") for each in contract["rollouts"]["rewards"])
+    assert (first[0], second[0]) == ("judge.py:length=0.5", "judge.py:odd=-2")
+    assert first[2] == second[2] == file_sha256(judge)
+    assert (
+        "reward judge.py:length=0.5, reward judge.py:odd=-2"
+        in (report.run / "README.md").read_text()
+    )
+
+
+def rewarded_rows(rewarded) -> list[str]:
+    return Path(rewarded["data"][0]).read_text().splitlines()
+
+
+def test_an_answer_that_no_reward_judges_ends_the_run(tiny, settings, rewarded, tmp_path):
+    judge = tmp_path / "judge.py"
+    judge.write_text("def judge(completions, **others):\n    return [None]\n")
+    with pytest.raises(TrainingError, match="every reward returned None"):
+        train(settings(tiny("llama"), **{**rewarded, "reward": f"{judge}:judge"}))
+
+
+def test_a_row_without_a_field_of_the_function_is_found_before_the_run(
+    tiny, settings, rewarded, tmp_path
+):
+    judge = tmp_path / "judge.py"
+    judge.write_text("def judge(completions, level, unit):\n    return [1.0]\n")
+    asked = settings(tiny("llama"), **{**rewarded, "reward": f"{judge}:judge"})
+    with pytest.raises(DataError, match=r"unit \(for judge\)") as caught:
+        train(asked)
+    assert caught.value.code == "VOX-D003"
+    assert not Path(asked.out).exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "code", "said"),
+    [
+        (("exact", "exact=0.5"), "VOX-C004", "two rewards named 'exact'"),
+        (("accuracy",), "VOX-B013", "one of FILE.py:FUNCTION, exact"),
+        (("judge.py",), "VOX-B013", "one of FILE.py:FUNCTION, exact"),
+        (("exact=nan",), "VOX-B013", "no installed plugin provides 'exact=nan'"),
+    ],
+)
+def test_rewards_that_cannot_be_had_are_refused(tiny, settings, rewarded, names, code, said):
+    with pytest.raises(InputError) as caught:
+        train(settings(tiny("llama"), **{**rewarded, "reward": names}))
+    assert caught.value.code == code
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.0, -0.5), (-0.25, -0.5), (-0.0, 0.0)])
@@ -160,4 +243,4 @@ def test_grpo_with_two_updates_saves_after_both_and_after_an_epoch_of_prompts(
     answers = read(report.run / "rollouts.jsonl")
     assert {answer["step"] for answer in answers} == {1, 3, 5}
     plan = json.loads((report.run / "plan.json").read_text())
-    assert plan["contract"]["rollouts"]["reward"].startswith("judge.py:length ")
+    assert plan["contract"]["rollouts"]["rewards"][0].startswith("judge.py:length ")

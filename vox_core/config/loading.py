@@ -404,6 +404,7 @@ PEERS: dict[str, tuple[str, str]] = {
         "trackers are plugins, and need no setting: vox plugin install tensorboard; "
         "telemetry.jsonl in the run folder has every step",
     ),
+    "reward-weights": ("reward", "the weight stands behind the name: exact=0.5"),
     "max-prompt-length": ("seq-len", "it counts prompt and answer together"),
     **{
         name: ("objective", f"an option of it: -O {name.replace('-', '_')}=VALUE")

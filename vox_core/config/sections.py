@@ -312,10 +312,10 @@ class TrainSettings(DataSettings):
         description="Setting of the objective: beta=0.1. Repeatable; in vox.toml a table "
         "[train.objective-options].",
     )
-    reward: str | None = Field(
-        None,
-        description="Reward function for sampled answers: exact, regex, numeric, json, python "
-        "or FILE.py:FUNCTION.",
+    reward: Names = Field(
+        (),
+        description="Reward for sampled answers: exact, regex, numeric, json, python or "
+        "FILE.py:FUNCTION; =0.5 behind it is its weight in the sum. Repeatable.",
     )
     teacher: str | None = Field(
         None, description="Teacher model or run for distillation; must have the same tokenizer."

@@ -83,13 +83,15 @@ class Reward(ABC):
 
     Attributes:
         reads_answer: a row that does not end with an answer is malformed.
+        fields: that a row must have.
     """
 
     reads_answer: bool = True
+    fields: Collection[str] = ()
 
     @abstractmethod
-    def judge(self, row: Mapping[str, object], answer: str) -> float:
-        """Return a finite number, higher for a better answer.
+    def judge(self, row: Mapping[str, object], answer: str) -> float | None:
+        """Return a finite number, higher for a better answer; None leaves it to other rewards.
 
         Args:
             row: what the answer is to, as in its data file.

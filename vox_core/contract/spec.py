@@ -151,7 +151,8 @@ class RolloutSpec:
     """Sampling and rewards of the answers that a model learns from.
 
     Args:
-        reward: what judges the answers; a file's function with the SHA-256 of the file.
+        rewards: what judges the answers, with weights; a file's function with the SHA-256 of the
+            file.
         answers: to each prompt; 0 without rollouts.
         tokens, temperature: of sampling.
         updates: optimizer steps on the same answers.
@@ -159,7 +160,7 @@ class RolloutSpec:
             one.
     """
 
-    reward: str = ""
+    rewards: tuple[str, ...] = ()
     answers: int = 0
     tokens: int = 0
     temperature: float = 0.0

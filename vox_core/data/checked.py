@@ -25,7 +25,7 @@ from vox_core.cache import file_sha256
 from vox_core.data.faults import RowError, changed
 from vox_core.data.fields import NO_FIELDS, FieldMap
 from vox_core.data.formats import is_remote, require_files
-from vox_core.data.json_rows import raw_lines
+from vox_core.data.json_rows import parse_object, raw_lines
 from vox_core.data.records import Placed, RowPlace, empty, malformed, readable
 from vox_core.data.row_facts import RowFacts, facts_of, text_of
 from vox_core.data.rows import Answers, Examples, Row, read_row, row_of
@@ -178,6 +178,10 @@ class CheckedFile:
             for number, _, line in raw_lines(self.lines):
                 if self.uses(number):
                     yield number, line
+
+    def parsed(self) -> Iterator[tuple[int, Mapping[str, object]]]:
+        """Number and fields of each row in use (D001 if the file cannot be read)."""
+        return ((number, parse_object(line)) for number, line in self.used_lines())
 
     def require_unchanged(self) -> None:
         """Refuse a file that is not the one that was checked (D001)."""

@@ -26,7 +26,8 @@ Where the model learns from its own answers, the document is the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -58,6 +59,8 @@ from vox_core.errors import ConfigError
 from vox_core.host.load import call_hook, format_error, provider
 
 Kind: TypeAlias = Literal["chat", "completion", "text", "preference"]
+REWARD_OF_FILE = "FILE.py:FUNCTION"
+"""Name of the rewards that are functions of files."""
 Answers: TypeAlias = Literal["some", "last", "optional"]
 Tools: TypeAlias = tuple[Mapping[str, Any], ...]
 Messages: TypeAlias = tuple[Message, ...]
@@ -409,24 +412,46 @@ def load_objective(name: str, options: tuple[tuple[str, str], ...] = ()) -> Obje
     return objective
 
 
-def load_reward(name: str) -> Reward:
-    """Load a reward: a plugin's, by name, or `FILE.py:FUNCTION`.
+@dataclass(frozen=True, slots=True)
+class WeightedReward:
+    """A reward of a weighted sum, with its name in telemetry."""
+
+    name: str
+    weight: float
+    reward: Reward
+
+
+def load_rewards(named: Iterable[str]) -> tuple[WeightedReward, ...]:
+    """Load rewards: each a plugin's, by name, or `FILE.py:FUNCTION`, with `=WEIGHT` behind it or 1.
 
     Raises:
-        BackendError: B013, no plugin provides it.
-        ConfigError: there is no such function.
+        BackendError: B013, no plugin provides one.
+        ConfigError: C004, there is no such function, or its name stands twice.
     """
-    if name.endswith(".py"):
-        raise ConfigError(
-            "C004",
-            "a reward of a file needs the name of its function",
-            where=f"--reward {name}",
-            expected="FILE.py:FUNCTION",
-            remedy=f"add it: --reward {name}:FUNCTION",
-        )
-    plugin = provider("rewards", "file" if ":" in name else name)
-    reward: Reward = call_hook(plugin, "vox_reward", Reward, name=name)
-    return reward
+    found: dict[str, WeightedReward] = {}
+    for text in named:
+        source, weight = _weighted(text)
+        name = source.rpartition(":")[2]
+        if name in found:
+            raise ConfigError(
+                "C004",
+                f"there are two rewards named {name!r}",
+                where=f"--reward {text}",
+                expected="a name for each, for their means in telemetry.jsonl",
+                remedy="rename the function, or leave one out",
+            )
+        plugin = provider("rewards", REWARD_OF_FILE if ":" in source else source)
+        reward = call_hook(plugin, "vox_reward", Reward, name=source)
+        found[name] = WeightedReward(name, weight, reward)
+    return tuple(found.values())
+
+
+def _weighted(text: str) -> tuple[str, float]:
+    source, _, weight = text.rpartition("=")
+    try:
+        return (source, float(weight)) if math.isfinite(float(weight)) else (text, 1.0)
+    except ValueError:
+        return text, 1.0
 
 
 def objective_of(spec: ObjectiveSpec) -> Objective | None:
@@ -471,9 +496,10 @@ def learns_from_answers(objective: Objective | None) -> bool:
     return objective is not None and "rollouts" in objective.needs
 
 
-def answers_for(objective: Objective | None, reward: Reward | None = None) -> Answers:
-    """Return which answers the rows need, for the objective and for the reward."""
-    needed: Answers = "last" if reward and reward.reads_answer else "optional"
+def answers_for(objective: Objective | None, rewards: Iterable[WeightedReward] = ()) -> Answers:
+    """Return which answers the rows need, for the objective and for the rewards."""
+    reads = any(each.reward.reads_answer for each in rewards)
+    needed: Answers = "last" if reads else "optional"
     return needed if learns_from_answers(objective) else "some"
 
 

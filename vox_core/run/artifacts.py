@@ -330,7 +330,7 @@ def card(run: RunPlan, step: int, before: float | None, after: float | None) -> 
         "seed": str(contract.seed),
         "backend": f"{plan.backend} {plan.backend_version}, {plan.dtype}",
         "quantisation of the base": contract.quant,
-        **_held_out(before, after, rewarded=bool(contract.rollouts.reward)),
+        **_held_out(before, after, rewarded=bool(contract.rollouts.rewards)),
         "contract": f"`{contract.digest}`",
     }
     weights = ""
@@ -352,8 +352,7 @@ def card(run: RunPlan, step: int, before: float | None, after: float | None) -> 
 def _objective(contract: FineTuneContract) -> str:
     spec, rollouts = contract.objective, contract.rollouts
     parts = [spec.name, *(f"{name}={value}" for name, value in sorted(spec.options.items()))]
-    if rollouts.reward:
-        parts.append(f"reward {rollouts.reward.rpartition(' ')[0] or rollouts.reward}")
+    parts += [f"reward {each.rpartition(' ')[0] or each}" for each in rollouts.rewards]
     if rollouts.answers:
         parts.append(
             f"{rollouts.answers} answers to a prompt, up to {rollouts.tokens} tokens, "

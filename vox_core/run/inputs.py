@@ -22,8 +22,15 @@ from vox_core.data.batching import Ordering, filled
 from vox_core.data.chosen import Chosen, choose_rows
 from vox_core.data.dataset import Dataset, assumed_dataset
 from vox_core.data.dataset_cache import open_dataset
-from vox_core.data.formats import find_split
-from vox_core.data.rows import Answers, answers_for, learns_from_answers, load_reward, objective_of
+from vox_core.data.formats import find_split, place_of
+from vox_core.data.rows import (
+    Answers,
+    WeightedReward,
+    answers_for,
+    learns_from_answers,
+    load_rewards,
+    objective_of,
+)
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import BackendError, ConfigError, DataError, InputError
 from vox_core.host import Request, Selection, choose, explain
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from vox_core.config import DataSource, TrainSettings
-    from vox_core.contract import AdapterState, Evaluator, Objective, Quant, Reward
+    from vox_core.contract import AdapterState, Evaluator, Objective, Quant
     from vox_core.data.checked import CheckedFile
     from vox_core.run.start import Start
 
@@ -60,7 +67,7 @@ class RunInputs:
         backend: loaded; `selection` says why it was chosen.
         seen: plugins and hardware, as they were when the backend was chosen.
         objective: None for supervised training.
-        reward: judges the answers that the model learns from; None where nothing does.
+        rewards: judge the answers that the model learns from.
         teacher: whom the model learns from; None without one.
         start: the adapter to start from; None for a seeded one.
         evaluator: evaluates the model on `--eval-suite`; None without one.
@@ -76,7 +83,7 @@ class RunInputs:
     selection: Selection
     seen: Seen
     objective: Objective | None = None
-    reward: Reward | None = None
+    rewards: tuple[WeightedReward, ...] = ()
     teacher: ModelReference | None = None
     start: Start | None = None
     evaluator: Evaluator | None = None
@@ -106,10 +113,11 @@ def read_inputs(
     """
     objective = objective_of(settings.objective_spec)
     _require_rollouts(settings, objective)
-    reward = load_reward(settings.reward) if settings.reward else None
+    rewards = load_rewards(settings.reward)
     evaluator = _evaluator(settings.eval_suite) if settings.eval_suite else None
     nothing = only_planned and not settings.data
-    rows = Chosen([], []) if nothing else chosen_rows(settings, answers_for(objective, reward))
+    rows = Chosen([], []) if nothing else chosen_rows(settings, answers_for(objective, rewards))
+    _require_fields(rewards, rows)
     seen, fetching = Seen(), Fetching(progress)
     request = _request(settings, objective, resumed_from)
     # Before a model is fetched, so that a missing backend is found in a second.
@@ -132,7 +140,7 @@ def read_inputs(
     seq_len = sequence_length(settings, config)
     _require_tokens(objective, vocabulary_of(config))
     return RunInputs(
-        rows, model, weights, config, quant, seq_len, backend, selection, seen, objective, reward,
+        rows, model, weights, config, quant, seq_len, backend, selection, seen, objective, rewards,
         teacher, start, evaluator,
     )  # fmt: skip
 
@@ -185,12 +193,28 @@ def chosen_rows(settings: TrainSettings, answers: Answers | None = None) -> Chos
     return choose_rows(train, valid, settings.policy(), settings.fields, answers=answers)
 
 
+def _require_fields(rewards: Sequence[WeightedReward], rows: Chosen) -> None:
+    """Refuse the first row without a field that a reward needs (D003)."""
+    needed = {field: each.name for each in rewards for field in each.reward.fields}
+    for file in (*rows.train, *rows.valid) if needed else ():
+        for number, row in file.parsed():
+            if missing := [field for field in needed if field not in row]:
+                raise DataError(
+                    "D003",
+                    "a row lacks a field of the reward function",
+                    where=place_of(file.path, number),
+                    found=f"the fields {', '.join(row)}",
+                    expected=", ".join(f"{field} (for {needed[field]})" for field in missing),
+                    remedy="add the field to the row, or give the parameter a default",
+                )
+
+
 def _require_rollouts(settings: TrainSettings, objective: Objective | None) -> None:
     """Refuse what the objective needs and has not got, or has and does not need (C004)."""
     needs = objective.needs if objective else frozenset()
     found, remedy = "", ""
     for need, setting, others in _TAKEN_BY:
-        given = getattr(settings, setting) is not None
+        given = bool(getattr(settings, setting))
         if given != (need in needs):
             takes = f"takes none; --{setting} is for {others}" if given else "needs one"
             found = f"{'' if given else 'no '}--{setting}; {settings.objective} {takes}"

@@ -362,8 +362,8 @@ def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepS
             if adapter := plan.inputs.reference_adapter:
                 model.add_adapter(REFERENCE, adapter)
             reference = partial(model.log_probs, adapter=REFERENCE if adapter else None)
-        if reward := plan.inputs.reward:
-            stack.callback(reward.close)
+        for each in plan.inputs.rewards:
+            stack.callback(each.reward.close)
         yield Rollouts(plan, trainer, reference, context.world)
 
 

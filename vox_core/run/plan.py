@@ -170,18 +170,22 @@ def rollout_spec(settings: TrainSettings, inputs: RunInputs) -> RolloutSpec:
     teacher = inputs.teacher.digest() if inputs.teacher else ""
     if not learns_from_answers(inputs.objective):
         return RolloutSpec(teacher=teacher)
-    reward = settings.reward or ""
-    file, colon, function = reward.rpartition(":")
-    if colon:
-        reward = f"{Path(file).name}:{function} {file_sha256(Path(file))}"
     return RolloutSpec(
-        reward,
+        tuple(map(_reward_spec, settings.reward)),
         settings.rollouts,
         settings.rollout_tokens,
         settings.rollout_temperature,
         settings.updates,
         teacher,
     )
+
+
+def _reward_spec(text: str) -> str:
+    """Describe a reward by its name and weight, and a file by its SHA-256."""
+    file, colon, function = text.rpartition(":")
+    if not colon:
+        return text
+    return f"{Path(file).name}:{function} {file_sha256(Path(file))}"
 
 
 def data_size(contract: FineTuneContract) -> str:

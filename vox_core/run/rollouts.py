@@ -12,9 +12,10 @@ Prompts, order and random numbers are functions of seed and step, so a run that 
 sampled samples the same again. With several updates on the same answers it resumes where they were
 sampled.
 
-    rollouts.jsonl    {"step", "file", "line", "answer", "reward", "tokens", "ended"}
+    rollouts.jsonl    {"step", "file", "line", "answer", "reward", "tokens", "ended",
+                      "rewards": {NAME: number, or null where it says nothing}}
 
-Shape legend: T tokens of a batch, K tokens of an answer.
+Shape legend: N answers, R rewards, T tokens of a batch, K tokens of an answer.
 """
 
 from __future__ import annotations
@@ -24,16 +25,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
 from vox_core import files
-from vox_core.contract import Batch, DType, Floats, Place, Step, Trainer, Validation, World
+from vox_core.contract import Batch, Doubles, DType, Floats, Place, Step, Trainer, Validation, World
 from vox_core.data.batching import StepBatches, documents_of_step, grouped
-from vox_core.data.checked import cut
 from vox_core.data.formats import place_of
-from vox_core.data.json_rows import parse_object
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import TrainingError
 from vox_core.host.load import format_error, raised_at
@@ -88,10 +87,12 @@ class Rollouts:
     ) -> None:
         self._plan, self._trainer, self._reference = plan, trainer, reference
         self._world = world
-        self._reward = plan.inputs.reward
+        self._rewards = plan.inputs.rewards
         self._tokenizer = load_tokenizer(plan.inputs.model.tokenizer)
         self._ends = end_of_turn_ids(self._tokenizer)
-        self._rows = rows_of(plan)
+        rows = plan.inputs.rows
+        used = (*rows.train, *rows.valid)
+        self._rows = {(file.path, line): row for file in used for line, row in file.parsed()}
         self._positions = positions(plan.inputs.config)
         # How many rows at once decides the last bits, so it does not go by the memory that is free.
         self._generator = Generator(trainer, most_rows(plan.inputs.selection.hardware))
@@ -111,9 +112,10 @@ class Rollouts:
         answers = self._sample(
             data, chosen.tolist(), turn + 1, made.rollouts, made.rollout_temperature
         )
-        rewards = self._judged(data, answers)
-        self._record(number, data, answers, rewards)
-        self._sampled = self._placed(answers, rewards)
+        rewards_NR = self._judged(data, answers)
+        rewards_N = self._sum(rewards_NR)
+        self._record(number, data, answers, rewards_NR)
+        self._sampled = self._placed(answers, rewards_N)
         return self._sampled
 
     def validation(self, learner: Learner) -> Validation:
@@ -123,10 +125,10 @@ class Rollouts:
         valid = self._plan.data.valid
         assert valid is not None
         answers = self._sample(valid, range(len(valid)), 0, 1, 0.0)
-        if self._reward is not None or self._reference is None:
-            rewards = self._judged(valid, answers)
-            mean = float(np.mean(rewards))
-            return Validation(learner.step, -mean, mean, margin(rewards))
+        if self._rewards or self._reference is None:
+            rewards_N = self._sum(self._judged(valid, answers))
+            mean = float(np.mean(rewards_N))
+            return Validation(learner.step, -mean, mean, margin(rewards_N))
         apart = total = 0.0
         for answer in answers:
             batch = batch_of([answer])
@@ -165,27 +167,28 @@ class Rollouts:
         wanted = self._plan.settings.rollout_tokens
         return wanted if self._positions is None else min(wanted, self._positions - len(prompt))
 
-    def _judged(self, data: Dataset, answers: Sequence[Rollout]) -> list[float]:
-        """Judge the answers, each in one process: a reward need not be a function of its answer."""
+    def _judged(self, data: Dataset, answers: Sequence[Rollout]) -> Doubles:
+        """Judge the answers, each in one process: a reward need not be a function of its answer.
+
+        Returns:
+            (N, R) float64, NaN where a reward says nothing of an answer.
+        """
         tokens = [[*map(int, answer.tokens)] for answer in answers]
         require_same(self._trainer, self._world, lambda: {"sampled answers": json.dumps(tokens)})
-        rewards_N = np.zeros(len(answers))
+        rewards_NR = np.zeros((len(answers), len(self._rewards)))
         for number in range(self._world.rank, len(answers), self._world.size):
             answer = answers[number]
-            rewards_N[number] = self._judge(_place(data, answer.prompt), answer.text)
-        rewards: list[float] = self._trainer.share(rewards_N).tolist()
-        return rewards
+            rewards_NR[number] = self._judge(_place(data, answer.prompt), answer.text)
+        return self._trainer.share(rewards_NR.ravel()).reshape(rewards_NR.shape)
 
-    def _judge(self, place: tuple[Path, int], answer: str) -> float:
-        """Judge an answer (T004 if it cannot be); 0 without a reward."""
-        if self._reward is None:
-            return 0.0
-        cause: Exception | None = None
+    def _judge(self, place: tuple[Path, int], answer: str) -> list[float]:
+        """Return what each reward says of an answer (T004 if it cannot be judged)."""
+        fault, cause = "every reward returned None", cast("Exception | None", None)
         try:
-            reward = float(self._reward.judge(self._rows[place], answer))
-            if math.isfinite(reward):
-                return reward
-            fault = f"a reward of {reward}"
+            row = self._rows[place]
+            values = [_number(each.reward.judge(row, answer)) for each in self._rewards]
+            if not values or not all(map(math.isnan, values)):
+                return values
         except ValueError as error:
             fault, cause = str(error), error
         except Exception as error:  # noqa: BLE001 (a reward may raise anything)
@@ -200,7 +203,13 @@ class Rollouts:
             "--debug shows the traceback",
         ) from cause
 
-    def _placed(self, answers: Sequence[Rollout], rewards: Sequence[float]) -> StepBatches:
+    def _sum(self, rewards_NR: Doubles) -> Doubles:
+        """Return the weighted sum of an answer's rewards, (N,) float64."""
+        weights_R = np.array([each.weight for each in self._rewards])
+        sums_N: Doubles = np.nansum(rewards_NR * weights_R, axis=1)
+        return sums_N
+
+    def _placed(self, answers: Sequence[Rollout], rewards_N: Doubles) -> StepBatches:
         made, count = self._plan.execution, self._plan.settings.rollouts
         places: list[Place] = [None] * len(answers)  # type: ignore[list-item]
         batches = []
@@ -217,34 +226,49 @@ class Rollouts:
                     extent,
                     None if scores_T is None else scores_T[extent][trained_T],
                     answers[index].log_probs_K,
-                    rewards[index],
+                    float(rewards_N[index]),
                 )
         groups = (tuple(places[at : at + count]) for at in range(0, len(places), count))
         return tuple(batches), total_weight(batches), tuple(groups)
 
     def _record(
-        self, step: int, data: Dataset, answers: Sequence[Rollout], rewards: Sequence[float]
+        self, step: int, data: Dataset, answers: Sequence[Rollout], rewards_NR: Doubles
     ) -> None:
+        rewards_N, names = self._sum(rewards_NR), [each.name for each in self._rewards]
         lengths = [len(answer.log_probs_K) for answer in answers]
-        if self._reward is not None:
-            reward, length = float(np.mean(rewards)), float(np.mean(lengths))
-            self.metrics = {"reward": reward, "answer_tokens": length}
+        if names:
+            means = {"reward": rewards_N.mean(), "answer_tokens": np.mean(lengths)}
+            for name, values_N in zip(names, rewards_NR.T, strict=True):
+                if len(judged_N := values_N[~np.isnan(values_N)]):
+                    means[f"rewards/{name}/mean"] = judged_N.mean()
+            self.metrics = {name: float(mean) for name, mean in means.items()}
         lines = []
-        for answer, reward, length in zip(answers, rewards, lengths, strict=True):
+        for index, answer in enumerate(answers):
             path, line = _place(data, answer.prompt)
             values = {"step": step, "file": str(path), "line": line, "answer": answer.text}
+            told = [None if math.isnan(each) else each for each in rewards_NR[index].tolist()]
+            rewards = {"reward": rewards_N[index], "rewards": dict(zip(names, told, strict=True))}
             ended = answer.tokens[-1] in self._ends
-            lines.append({**values, "reward": reward, "tokens": length, "ended": ended})
+            lines.append({**values, **rewards, "tokens": lengths[index], "ended": ended})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         if self._world.leads:
             files.append(self._plan.run.path / ROLLOUTS, text.encode())
 
 
-def margin(rewards: Sequence[float]) -> float | None:
+def _number(reward: float | None) -> float:
+    """Return a reward as a float, NaN for None; ValueError if it is no finite number."""
+    if reward is None:
+        return math.nan
+    if not math.isfinite(found := float(reward)):
+        raise ValueError(f"a reward of {found}")
+    return found
+
+
+def margin(rewards_N: Doubles) -> float | None:
     """Return half the width of the mean's 95 % interval, by the normal approximation."""
-    if len(rewards) < 2:
+    if len(rewards_N) < 2:
         return None
-    return float(1.96 * np.std(rewards, ddof=1) / math.sqrt(len(rewards)))
+    return float(1.96 * np.std(rewards_N, ddof=1) / math.sqrt(len(rewards_N)))
 
 
 def batch_of(answers: Sequence[Rollout]) -> Batch:
@@ -294,14 +318,6 @@ def take_old_log_probs(step: Step, log_probs: Sequence[Floats], dtype: DType, up
             expected=f"at most {APART[dtype]:g} in {dtype}",
             remedy="report it to the backend's authors; the run can be resumed on another backend",
         )
-
-
-def rows_of(plan: RunPlan) -> dict[tuple[Path, int], Mapping[str, object]]:
-    """Return the rows of the data files, by file and line."""
-    blocks = cut([*plan.inputs.rows.train, *plan.inputs.rows.valid])
-    return {
-        (block.path, number): parse_object(line) for block in blocks for number, line in block.lines
-    }
 
 
 def _place(data: Dataset, document: int) -> tuple[Path, int]:

@@ -30,7 +30,7 @@ from vox_core.api.rows import (
     chosen_rows,
     examples_of,
     find_split,
-    load_reward,
+    load_rewards,
     next_step,
     objective_of,
     open_source,
@@ -194,9 +194,8 @@ def check(
     train, valid = find_split(settings.data, settings.valid)
     examples = examples_of(settings.objective_spec)
     # A reward of a file, which may not be written yet, reads whatever it likes.
-    named = settings.reward if settings.reward and ":" not in settings.reward else None
-    reward = load_reward(named) if named else None
-    answers = answers_for(objective_of(settings.objective_spec), reward)
+    rewards = load_rewards(each for each in settings.reward if ":" not in each)
+    answers = answers_for(objective_of(settings.objective_spec), rewards)
     report = CheckReport(settings.model if with_model else None, examples is not None)
     opener = Opener.of(settings, progress, observe) if with_model else None
     renderer = Renderer(opener.tokenizer) if opener else None
@@ -273,7 +272,7 @@ def _lacks(settings: TrainSettings, report: CheckReport) -> dict[str, str]:
         return {"objective": evident}
     objective = objective_of(settings.objective_spec)
     needs, lacks = objective.needs if objective else (), dict[str, str]()
-    if "rewards" in needs and settings.reward is None:
+    if "rewards" in needs and not settings.reward:
         of_gym = all(file.path.startswith("gym:") for file in report.files)
         alone = "prompt" in report.forms  # there is no answer to compare with
         lacks["reward"] = "gym" if of_gym else _REWARD if alone else "exact"

@@ -240,7 +240,7 @@ def test_a_function_of_lists_is_called_as_trl_does(tmp_path, row, called):
     [
         ("(completions, truth): return [1.0]", "missing 1 required positional argument: 'truth'"),
         ("(completions): return [1.0, 2.0]", "returned [1.0, 2.0], expected a list of one reward"),
-        ("(completions): return [None]", "returned None, which is no number"),
+        ("(completions): return ['1']", "returned '1', which is no number"),
         ("(completions): return 1.0", "returned 1.0, expected a list of one reward"),
     ],
 )
@@ -277,6 +277,17 @@ def test_a_reward_may_be_any_number(tmp_path, returned, reward):
     file.write_text(f"import numpy\n\ndef judge(row, answer):\n    return {returned}\n")
     judge = rewards.reward_of(f"{file}:judge")
     assert judge.judge({}, "") == reward
+    judge.close()
+
+
+def test_a_function_of_lists_may_leave_an_answer_to_others_and_names_its_fields(tmp_path):
+    file = tmp_path / "judge.py"
+    file.write_text(
+        "def judge(prompts, completions, truth, *, unit, scale=1, **others):\n    return [None]\n"
+    )
+    judge = rewards.reward_of(f"{file}:judge")
+    assert judge.fields == ["truth", "unit"]
+    assert judge.judge({"prompt": "Hi?", "truth": 1, "unit": "m"}, "four") is None
     judge.close()
 
 

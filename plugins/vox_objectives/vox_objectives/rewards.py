@@ -52,7 +52,7 @@ def reward_of(name: str) -> Reward:
     Raises:
         ConfigError: C004, there is no such function.
     """
-    if name not in _REWARDS:  # `file` alone is the name of the hook, and of no reward
+    if name not in _REWARDS:
         file, _, function = name.rpartition(":")
         return FunctionReward(Path(file), function)
     return NamedReward(_REWARDS[name])
@@ -173,7 +173,7 @@ class FunctionReward(Reward):
         if fault:
             raise _no_function(file, function, fault)
 
-    def judge(self, row: Row, answer: str) -> float:
+    def judge(self, row: Row, answer: str) -> float | None:
         if self._process is None and (fault := self._start()):
             raise ValueError(fault)
         prompt = asked(row) if self._of_lists else None
@@ -181,7 +181,7 @@ class FunctionReward(Reward):
         if "fault" in said:
             cause = RuntimeError(said["traceback"]) if "traceback" in said else None
             raise ValueError(f"{self._function} {said['fault']}") from cause
-        reward: float = said["reward"]
+        reward: float | None = said["reward"]
         return reward
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class FunctionReward(Reward):
             start_new_session=True,  # Ctrl-C is for vox, which finishes the step
         )
         said = self._answer()
-        self._of_lists = bool(said.get("lists"))
+        self._of_lists, self.fields = "fields" in said, said.get("fields", ())
         return str(said.get("fault", ""))
 
     def _ask(self, question: Mapping[str, object]) -> dict[str, Any]:
@@ -280,12 +280,21 @@ else:
         except TypeError:
             tell(fault=f"is a function {signature}")
             raise SystemExit(1)
-tell(lists=function is of_one)
+if function is of_one:
+    tell(fields=[
+        name for name, each in parameters.items()
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        and name not in ("prompts", "completions")
+    ])
+else:
+    tell()
 for line in sys.stdin:
     question = json.loads(line)
     try:
         reward = function(question["row"], question["answer"])
-        if hasattr(reward, "__float__"):  # NumPy's and torch's numbers, too
+        if reward is None and function is of_one:  # as TRL has it: this answer is not its to judge
+            tell(reward=None)
+        elif hasattr(reward, "__float__"):  # NumPy's and torch's numbers, too
             tell(reward=float(reward))
         else:
             tell(fault=f"returned {reward!r:.40}, which is no number")
