@@ -87,7 +87,7 @@ def test_fields_of_a_row_are_mapped_by_flags(vox, training: Training) -> None:
         ("--num-generations", "did you mean --rollouts? see `"),
         ("--beta", "did you mean --objective? (an option of it: -O beta=VALUE)"),
         ("--loss_type", "did you mean --objective? (an option of it: -O loss_type=VALUE)"),
-        ("--max-prompt-length", "did you mean --seq-len? (it counts prompt and answer together"),
+        ("--max-prompt-length", "did you mean --seq-len? (the answer counts, too"),
         ("--max-completion-length", "did you mean --rollout-tokens? see `"),
         ("--report-to", "trackers are plugins, and need no setting"),
     ],

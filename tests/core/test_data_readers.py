@@ -26,6 +26,7 @@ from vox_core.data.checked import check_files, unused_fields
 from vox_core.data.faults import RowError
 from vox_core.data.formats import find_split
 from vox_core.data.records import read_lines
+from vox_core.data.rows import Answers, Record
 from vox_core.data.source import open_source
 from vox_core.errors import DataError
 
@@ -324,7 +325,6 @@ def test_a_table_of_prompts_is_one_where_the_model_answers(tmp_path: Path) -> No
             "a prompt that ends with the assistant",
         ),
         ({"messages": []}, "no message"),
-        ({"prompt": [{"role": "user", "content": "a"}], "answer": 7}, 'found a number as "answer"'),
         ({"prompt": "a", "tools": 3}, "tools"),
     ],
 )
@@ -335,6 +335,22 @@ def test_a_row_that_is_no_prompt_alone_is_read_as_ever(
     path.write_text(json.dumps(row))
     ((_, found),) = read_lines(path, answers="optional")
     assert said in str(found)
+
+
+@pytest.mark.parametrize("prompt", ["a", [{"role": "user", "content": "a"}]])
+@pytest.mark.parametrize("answer", [7, 7.5, False, ["a", 1], [], {"x": None}])
+def test_an_answer_for_a_reward_may_be_any_json_value(
+    prompt: Any, answer: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": prompt, "answer": answer}))
+    modes: tuple[Answers, ...] = ("optional", "last")
+    for answers in modes:
+        ((_, found),) = read_lines(path, answers=answers)
+        assert isinstance(found, Record) and found.messages and found.answered
+        assert json.loads(found.messages[-1].content) == answer
+    ((_, found),) = read_lines(path)
+    assert 'as "answer"' in str(found), "an answer that is trained is a text"
 
 
 # --- where fields stand ---------------------------------------------------------------------------
@@ -510,6 +526,7 @@ import gzip, resource, sys
 from pathlib import Path
 from vox_core.data.records import read_lines
 from vox_core.data.rows import Record
+from vox_core.data.rows import Answers, Record
 from vox_core.data.source import open_source
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 path = Path(sys.argv[1])

@@ -10,8 +10,10 @@ import pytest
 from tests.run.conftest import TALK
 from tests.run.lines import read
 from vox_core.cache import file_sha256
+from vox_core.config import TrainSettings
+from vox_core.contract import World
 from vox_core.data.tokenizer import load_tokenizer
-from vox_core.errors import ConfigError, DataError, InputError, TrainingError
+from vox_core.errors import ConfigError, DataError, InputError, PlanError, TrainingError
 from vox_core.run.progress import StepMetrics
 from vox_core.run.rollouts import Rollouts, margin
 from vox_core.run.run_plan import plan_run
@@ -89,7 +91,7 @@ def length(row, answer):
     return len(answer)
 
 def odd(completions, level, **others):
-    return [float(level[0]) if level[0] % 2 else None]
+    return [float(each) if each % 2 else None for each in level]
 """
 
 
@@ -126,13 +128,58 @@ def test_several_rewards_are_summed_by_weight(tiny, settings, rewarded, tmp_path
     )
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_answers_to_a_prompt_are_judged_together_in_one_process(
+    tiny, settings, rewarded, tmp_path, monkeypatch, rank
+):
+    judge = tmp_path / "judge.py"
+    judge.write_text(
+        "def judge(prompts, completions, **others):\n"
+        "    return [prompts.count(prompt) for prompt in prompts]\n"
+    )
+    seen, judged = [], Rollouts._judged
+
+    def of_rank(self, *given):
+        monkeypatch.setattr(self, "_world", World(rank, 2))
+        seen.append(judged(self, *given))
+        monkeypatch.setattr(self, "_world", World())
+        return judged(self, *given)
+
+    monkeypatch.setattr(Rollouts, "_judged", of_rank)
+    monkeypatch.setattr("vox_core.run.rollouts.require_same", lambda *given: None)
+    given = {**rewarded, "reward": f"{judge}:judge", "batch_size": 6, "rollouts": 3}
+    train(settings(tiny("llama"), **given))
+    validation, step, _ = seen
+    assert validation[:, 0].tolist() == [1 - rank, rank] * 3
+    assert step[:, 0].tolist() == ([3 - 3 * rank] * 3 + [3 * rank] * 3) * 3
+
+
 def rewarded_rows(rewarded) -> list[str]:
     return Path(rewarded["data"][0]).read_text().splitlines()
 
 
+def test_a_run_goes_on_with_a_corrected_reward(tiny, settings, rewarded, tmp_path, monkeypatch):
+    judge = tmp_path / "judge.py"
+    judge.write_text("def judge(row, answer):\n    return 1 / row['level']\n")
+    monkeypatch.chdir(tmp_path)
+    given = {**rewarded, "reward": "judge.py:judge", "batch_size": 6}
+    with pytest.raises(TrainingError, match="ZeroDivisionError") as caught:
+        train(settings(tiny("llama"), **given))
+    judge.write_text("def judge(row, answer):\n    return len(answer)\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run = tmp_path / "run"
+    assert f"vox train --resume {run} --allow-change reward" in caught.value.remedy
+    with pytest.raises(PlanError, match="--reward: the functions") as refused:
+        train(TrainSettings(resume=run))
+    assert "--allow-change reward would let this run go on" in str(refused.value)
+    report = train(TrainSettings(resume=run, allow_change=("reward",)))
+    assert report.steps == 1
+
+
 def test_an_answer_that_no_reward_judges_ends_the_run(tiny, settings, rewarded, tmp_path):
     judge = tmp_path / "judge.py"
-    judge.write_text("def judge(completions, **others):\n    return [None]\n")
+    judge.write_text("def judge(completions, **others):\n    return [None for _ in completions]\n")
     with pytest.raises(TrainingError, match="every reward returned None"):
         train(settings(tiny("llama"), **{**rewarded, "reward": f"{judge}:judge"}))
 

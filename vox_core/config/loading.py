@@ -405,7 +405,7 @@ PEERS: dict[str, tuple[str, str]] = {
         "telemetry.jsonl in the run folder has every step",
     ),
     "reward-weights": ("reward", "the weight stands behind the name: exact=0.5"),
-    "max-prompt-length": ("seq-len", "it counts prompt and answer together"),
+    "max-prompt-length": ("seq-len", "the answer counts, too, unless the model samples it"),
     **{
         name: ("objective", f"an option of it: -O {name.replace('-', '_')}=VALUE")
         for name in _OF_OBJECTIVES.split()

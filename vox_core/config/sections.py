@@ -62,8 +62,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Temperature = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
 Change = Literal[
-    "clip", "dropout", "dtype", "epochs", "lr", "max-steps", "schedule", "valid", "warmup",
-    "weight-decay",
+    "clip", "dropout", "dtype", "epochs", "lr", "max-steps", "reward", "schedule", "valid",
+    "warmup", "weight-decay",
 ]  # fmt: skip
 """What a resumed run may change: never model, rows, their order or the shape of the adapter."""
 

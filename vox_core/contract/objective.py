@@ -10,7 +10,7 @@ Shape legend: K trained positions of a document, M targets of a position.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
@@ -99,6 +99,15 @@ class Reward(ABC):
         Raises:
             ValueError: why it cannot be judged, in words for the user.
         """
+
+    def judge_all(
+        self, rows: Sequence[Mapping[str, object]], answers: Sequence[str]
+    ) -> Iterable[float | None]:
+        """Judge the answers of a step, those to one prompt side by side.
+
+        Override it to compare them, or to ask a server once.
+        """
+        return map(self.judge, rows, answers)
 
     def close(self) -> None:  # noqa: B027 (a reward without processes has nothing to end)
         """End what was started."""

@@ -26,6 +26,7 @@ Where the model learns from its own answers, the document is the prompt.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -116,8 +117,11 @@ def parse_row(
 
     Args:
         answers: "some": a row without an answer is a fault; "last": so are messages that do not end
-            with one; "optional": a prompt alone is a row, too.
+            with one; "optional": a prompt alone is a row, too. Unless "some", an answer is for a
+            reward to read, and may be any JSON value.
     """
+    if answers != "some":
+        values = {**values, **_answers_as_text(values)}
     fields = Fields(values)
     if values.keys() == {"messages"}:  # the usual case, which none of the rest can object to
         return replace(_chat(fields, answers), source=source, line=line)
@@ -137,6 +141,16 @@ def parse_row(
         said, source=source, line=line, unused=unused, tools=tools, attributes=attributes
     )
     return record
+
+
+def _answers_as_text(values: Mapping[str, object]) -> dict[str, str]:
+    given = {name: values.get(name) for name in (*ANSWERS, QUESTION[1])}
+    return {
+        name: json.dumps(value)
+        for name, value in given.items()
+        if isinstance(value, bool | int | float | dict)
+        or (isinstance(value, list) and not any(isinstance(each, dict) for each in value))
+    }
 
 
 def refuse_columns(names: Sequence[str]) -> None:

@@ -74,6 +74,7 @@ _FLAGS_OF = {
     "adapter.start": "--adapter",
     "objective.name": "--objective",
     "rollouts.answers": "--rollouts",
+    "rollouts.rewards": "--reward: the functions, their files or weights",
     "rollouts.tokens": "--rollout-tokens",
     "rollouts.temperature": "--rollout-temperature",
     "order.weights": "--source: the weights",
@@ -88,6 +89,7 @@ _MAY_CHANGE: dict[Change, str] = {
     "epochs": "total_steps",
     "lr": "optimizer.lr",
     "max-steps": "total_steps",
+    "reward": "rollouts.rewards",
     "schedule": "optimizer.schedule",
     "valid": "data.valid_digest",
     "warmup": "optimizer.warmup",
@@ -277,8 +279,13 @@ def in_force(settings: TrainSettings) -> dict[str, Any]:
     told = settings.model_dump(mode="json", by_alias=False)
     for name in type(settings).model_fields:
         told[name] = _absolute(getattr(settings, name), told[name])
-    if Path(settings.model).exists():
-        told["model"] = str(Path(settings.model).resolve())
+    for name in ("model", "teacher"):
+        if told[name] and Path(told[name]).exists():
+            told[name] = str(Path(told[name]).resolve())
+    functions = (each.rpartition(":") for each in settings.reward)
+    told["reward"] = [
+        f"{Path(file).resolve()}:{name}" if file else name for file, _, name in functions
+    ]
     told["eval_suite"] = [  # an installed suite has a name, and no path
         str(suite.resolve() if suite.is_file() else suite) for suite in settings.eval_suite
     ]

@@ -25,16 +25,27 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from vox_core import files
-from vox_core.contract import Batch, Doubles, DType, Floats, Place, Step, Trainer, Validation, World
+from vox_core.contract import (
+    Batch,
+    Doubles,
+    DType,
+    Floats,
+    Place,
+    Reward,
+    Step,
+    Trainer,
+    Validation,
+    World,
+)
 from vox_core.data.batching import StepBatches, documents_of_step, grouped
 from vox_core.data.formats import place_of
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
-from vox_core.errors import TrainingError
+from vox_core.errors import TrainingError, command
 from vox_core.host.load import format_error, raised_at
 from vox_core.run.folder import ROLLOUTS
 from vox_core.run.generate import Generator, Prompt, most_rows
@@ -168,7 +179,8 @@ class Rollouts:
         return wanted if self._positions is None else min(wanted, self._positions - len(prompt))
 
     def _judged(self, data: Dataset, answers: Sequence[Rollout]) -> Doubles:
-        """Judge the answers, each in one process: a reward need not be a function of its answer.
+        """Judge the answers, those to a prompt in one process: a reward need not be a function of
+        its answers.
 
         Returns:
             (N, R) float64, NaN where a reward says nothing of an answer.
@@ -176,32 +188,42 @@ class Rollouts:
         tokens = [[*map(int, answer.tokens)] for answer in answers]
         require_same(self._trainer, self._world, lambda: {"sampled answers": json.dumps(tokens)})
         rewards_NR = np.zeros((len(answers), len(self._rewards)))
-        for number in range(self._world.rank, len(answers), self._world.size):
-            answer = answers[number]
-            rewards_NR[number] = self._judge(_place(data, answer.prompt), answer.text)
+        prompts = [*dict.fromkeys(answer.prompt for answer in answers)]
+        own = {*prompts[self._world.rank :: self._world.size]}
+        mine = [n for n, answer in enumerate(answers) if answer.prompt in own]
+        asked = [(_place(data, answers[n].prompt), answers[n].text) for n in mine]
+        for column, each in enumerate(self._rewards if mine else ()):
+            rewards_NR[mine, column] = self._judge(each.reward, asked)
+        for number, (place, text) in zip(mine, asked, strict=True):
+            if self._rewards and np.isnan(rewards_NR[number]).all():
+                raise self._unjudged(place, text, "every reward returned None")
         return self._trainer.share(rewards_NR.ravel()).reshape(rewards_NR.shape)
 
-    def _judge(self, place: tuple[Path, int], answer: str) -> list[float]:
-        """Return what each reward says of an answer (T004 if it cannot be judged)."""
-        fault, cause = "every reward returned None", cast("Exception | None", None)
+    def _judge(self, reward: Reward, asked: Sequence[tuple[tuple[Path, int], str]]) -> list[float]:
+        """Return what a reward says of answers to rows (T004 if one cannot be judged)."""
+        values = list[float]()
         try:
-            row = self._rows[place]
-            values = [_number(each.reward.judge(row, answer)) for each in self._rewards]
-            if not values or not all(map(math.isnan, values)):
-                return values
-        except ValueError as error:
-            fault, cause = str(error), error
-        except Exception as error:  # noqa: BLE001 (a reward may raise anything)
-            fault, cause = f"{format_error(error)} ({raised_at(error)})", error
-        raise TrainingError(
+            judged = reward.judge_all([self._rows[it] for it, _ in asked], [it for _, it in asked])
+            for value, _ in zip(judged, asked, strict=True):
+                values.append(_number(value))
+        except Exception as error:
+            told = isinstance(error, ValueError)
+            fault = str(error) if told else f"{format_error(error)} ({raised_at(error)})"
+            # Of answers that are judged together the first is named.
+            raise self._unjudged(*asked[min(len(values), len(asked) - 1)], fault) from error
+        return values
+
+    def _unjudged(self, place: tuple[Path, int], answer: str, fault: str) -> TrainingError:
+        return TrainingError(
             "T004",
             "an answer cannot be judged",
             where=place_of(*place),
             found=f"{fault}; the answer begins {answer[:60]!r}",
             expected="a finite number",
-            remedy="correct the row or the reward, and train again with another --out; the option "
-            "--debug shows the traceback",
-        ) from cause
+            remedy="correct the reward (--debug shows the traceback), then "
+            + command("vox", "train", "--resume", self._plan.run.path, "--allow-change", "reward")
+            + "; with other rows train again, with another --out",
+        )
 
     def _sum(self, rewards_NR: Doubles) -> Doubles:
         """Return the weighted sum of an answer's rewards, (N,) float64."""
@@ -235,9 +257,8 @@ class Rollouts:
         self, step: int, data: Dataset, answers: Sequence[Rollout], rewards_NR: Doubles
     ) -> None:
         rewards_N, names = self._sum(rewards_NR), [each.name for each in self._rewards]
-        lengths = [len(answer.log_probs_K) for answer in answers]
         if names:
-            means = {"reward": rewards_N.mean(), "answer_tokens": np.mean(lengths)}
+            means = {"reward": rewards_N.mean()}
             for name, values_N in zip(names, rewards_NR.T, strict=True):
                 if len(judged_N := values_N[~np.isnan(values_N)]):
                     means[f"rewards/{name}/mean"] = judged_N.mean()
@@ -249,7 +270,7 @@ class Rollouts:
             told = [None if math.isnan(each) else each for each in rewards_NR[index].tolist()]
             rewards = {"reward": rewards_N[index], "rewards": dict(zip(names, told, strict=True))}
             ended = answer.tokens[-1] in self._ends
-            lines.append({**values, **rewards, "tokens": lengths[index], "ended": ended})
+            lines.append({**values, **rewards, "tokens": len(answer.log_probs_K), "ended": ended})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         if self._world.leads:
             files.append(self._plan.run.path / ROLLOUTS, text.encode())

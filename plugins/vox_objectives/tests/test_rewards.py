@@ -117,6 +117,13 @@ def test_the_answer_of_a_row_is_found_in_every_form(row):
     assert rewards.expected(row) == "Yes."
 
 
+@pytest.mark.parametrize(
+    ("answer", "text"), [(7, "7"), (7.5, "7.5"), (False, "false"), ([1, "a"], '[1, "a"]')]
+)
+def test_an_answer_that_is_no_text_is_its_json(answer, text):
+    assert rewards.expected({"answer": answer, "completion": "other"}) == text
+
+
 @pytest.mark.parametrize("answer", ["[" * 100_000, "no", "[Infinity]", ""])
 def test_an_answer_that_is_no_json_gets_nothing(answer):
     assert rewards.equal_json({"answer": "{}"}, answer) == 0.0
@@ -235,13 +242,40 @@ def test_a_function_of_lists_is_called_as_trl_does(tmp_path, row, called):
     assert few == {name: called[name] for name in ("prompts", "completions")}
 
 
+def test_a_function_of_lists_sees_the_answers_together_and_another_one_by_one(tmp_path):
+    file = tmp_path / "judge.py"
+    file.write_text(
+        "def longest(prompts, completions, size, **others):\n"
+        "    most = max(map(len, completions))\n"
+        "    return [len(c) / most if n else None for c, n in zip(completions, size)]\n\n"
+        "def level(row, answer):\n"
+        "    return row['size']\n"
+    )
+    rows = [
+        {"prompt": "Hi?", "size": 1},
+        {"prompt": "Hi?", "size": None},
+        {"prompt": "Ho?", "size": 2},
+    ]
+    together, apart = (rewards.reward_of(f"{file}:{name}") for name in ("longest", "level"))
+    assert together.judge_all(rows, ["ab", "", "abcd"]) == [0.5, None, 1.0]
+    judged = iter(apart.judge_all(rows, ["ab", "", "abcd"]))
+    assert next(judged) == 1.0
+    with pytest.raises(ValueError, match="returned None, which is no number"):
+        next(judged)
+    together.close()
+    apart.close()
+
+
 @pytest.mark.parametrize(
     ("code", "fault"),
     [
         ("(completions, truth): return [1.0]", "missing 1 required positional argument: 'truth'"),
-        ("(completions): return [1.0, 2.0]", "returned [1.0, 2.0], expected a list of one reward"),
+        (
+            "(completions): return [1.0, 2.0]",
+            "returned [1.0, 2.0], expected a list with a number",
+        ),
         ("(completions): return ['1']", "returned '1', which is no number"),
-        ("(completions): return 1.0", "returned 1.0, expected a list of one reward"),
+        ("(completions): return 1.0", "returned 1.0, expected a list with a number"),
     ],
 )
 def test_a_function_of_lists_that_fails_is_said(tmp_path, code, fault):
@@ -288,6 +322,17 @@ def test_a_function_of_lists_may_leave_an_answer_to_others_and_names_its_fields(
     judge = rewards.reward_of(f"{file}:judge")
     assert judge.fields == ["truth", "unit"]
     assert judge.judge({"prompt": "Hi?", "truth": 1, "unit": "m"}, "four") is None
+    judge.close()
+
+
+@pytest.mark.parametrize(
+    "code", ["(row, answer):\n    return 0.5", "(completions):\n    return [0.5]"]
+)
+def test_a_coroutine_is_awaited(tmp_path, code):
+    file = tmp_path / "judge.py"
+    file.write_text(f"async def judge{code}\n")
+    judge = rewards.reward_of(f"{file}:judge")
+    assert judge.judge({"prompt": "Hi?"}, "four") == 0.5
     judge.close()
 
 

@@ -23,7 +23,7 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,13 @@ from vox_core.errors import ConfigError
 from vox_objectives.rows import CHATS, asked, is_answer
 
 SECONDS = 10.0
-"""For one answer."""
+"""For one answer; a function of lists has as much for each of its answers."""
 MEMORY = 2 << 30
 """Bytes of address space of a program or a function."""
-ANSWERS = ("answer", "completion", "response", "output", "solution")
+ANSWERS = ("answer", "completion", "response", "output")
 """Fields that hold the row's answer."""
 
+_PROCESS = str(Path(__file__).with_name("function_process.py"))
 Row = Mapping[str, object]
 # As the scorers `numeric` and `syntax` of `vox eval`: a test compares them.
 _NUMBER = re.compile(
@@ -70,20 +71,28 @@ class NamedReward(Reward):
 
 
 def expected(row: Row) -> str:
-    """Return the row's answer: one of `ANSWERS`, or its last message if the assistant says it.
+    """Return the row's answer: one of `ANSWERS`, as JSON unless it is text, or its last message if
+    the assistant says it.
 
     Raises:
         ValueError: there is none.
     """
     for name in ANSWERS:
-        if isinstance(found := row.get(name), str):
+        found = row.get(name)
+        if isinstance(found, str):
             return found
+        if found is not None and not _has_messages(found):
+            return json.dumps(found)
     for turns in (row.get(name) for name in (*CHATS, "completion")):
         if isinstance(turns, list) and turns and is_answer(turns[-1]):
             said = turns[-1].get("content", turns[-1].get("value"))
             parts = said if isinstance(said, list) else [{"text": said or ""}]
             return "".join(str(part["text"]) for part in parts)
     raise ValueError(f"the row has no answer; expected one of the fields {', '.join(ANSWERS)}")
+
+
+def _has_messages(answer: object) -> bool:
+    return isinstance(answer, list) and any(isinstance(each, dict) for each in answer)
 
 
 def exact(row: Row, answer: str) -> float:
@@ -154,7 +163,7 @@ def gym(row: Row, answer: str) -> float:
 
 class FunctionReward(Reward):
     """A function of a file, in a process of its own: `(row, answer) -> number`, or a function of
-    lists for TRL, with the parameter `completions`, which is called with lists of one.
+    lists for TRL, with the parameter `completions`, which is called for all answers of a step.
 
     Raises:
         ConfigError: C004, the file or the function is missing, the file cannot be run, or the
@@ -174,15 +183,23 @@ class FunctionReward(Reward):
             raise _no_function(file, function, fault)
 
     def judge(self, row: Row, answer: str) -> float | None:
+        return self._rewards([row], [answer])[0]
+
+    def judge_all(self, rows: Sequence[Row], answers: Sequence[str]) -> Iterable[float | None]:
+        together = self._rewards if self._of_lists else super().judge_all
+        return together(rows, answers)
+
+    def _rewards(self, rows: Sequence[Row], answers: Sequence[str]) -> list[float | None]:
         if self._process is None and (fault := self._start()):
             raise ValueError(fault)
-        prompt = asked(row) if self._of_lists else None
-        said = self._ask({"row": dict(row), "answer": answer, "prompt": prompt})
+        prompts = [*map(asked, rows)] if self._of_lists else []
+        question = {"rows": [*map(dict, rows)], "answers": answers, "prompts": prompts}
+        said = self._ask(question, SECONDS * len(answers))
         if "fault" in said:
             cause = RuntimeError(said["traceback"]) if "traceback" in said else None
             raise ValueError(f"{self._function} {said['fault']}") from cause
-        reward: float | None = said["reward"]
-        return reward
+        rewards: list[float | None] = said["rewards"]
+        return rewards
 
     def close(self) -> None:
         if process := self._process:
@@ -192,18 +209,18 @@ class FunctionReward(Reward):
     def _start(self) -> str:
         """Start the process and return its fault; empty if it has none."""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _LIMITED + _CHILD, str(self._file), self._function],
+            [sys.executable, "-P", _PROCESS, str(self._file), self._function, str(MEMORY)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,  # Ctrl-C is for vox, which finishes the step
         )
-        said = self._answer()
+        said = self._answer(SECONDS)
         self._of_lists, self.fields = "fields" in said, said.get("fields", ())
         return str(said.get("fault", ""))
 
-    def _ask(self, question: Mapping[str, object]) -> dict[str, Any]:
+    def _ask(self, question: Mapping[str, object], seconds: float) -> dict[str, Any]:
         assert self._process is not None and self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
@@ -211,19 +228,19 @@ class FunctionReward(Reward):
         except OSError:
             self.close()
             return {"fault": "ended its process"}
-        return self._answer()
+        return self._answer(seconds)
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self, seconds: float) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            ready = selector.select(SECONDS)
+            ready = selector.select(seconds)
         line = self._process.stdout.readline() if ready else ""
         if line:
             found: dict[str, Any] = json.loads(line)
             return found
         self.close()
-        return {"fault": "ended its process" if ready else f"took more than {SECONDS:g} s"}
+        return {"fault": "ended its process" if ready else f"took more than {seconds:g} s"}
 
 
 _LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))\n"
@@ -235,76 +252,6 @@ def main(program, status):
     os._exit(status)
 
 main(*json.load(sys.stdin))
-"""
-_CHILD = """
-import contextlib, inspect, json, os, runpy, sys, traceback
-told = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # what the function prints is no answer
-sys.path.insert(0, os.path.dirname(sys.argv[1]))  # as Python does for a script
-
-def tell(**values):
-    print(json.dumps(values), file=told, flush=True)
-
-try:
-    function = runpy.run_path(sys.argv[1]).get(sys.argv[2])
-except BaseException as error:
-    tell(fault=f"cannot be loaded: {type(error).__name__}: {error}")
-    raise SystemExit(1)
-if not callable(function):
-    tell(fault="no function of that name in the file")
-    raise SystemExit(1)
-def of_one(row, answer):
-    "Call a function of lists for one answer, as TRL does for the answers of a step."
-    prompt = question["prompt"]
-    said = [{"role": "assistant", "content": answer}] if isinstance(prompt, list) else answer
-    columns = {name: [it] for name, it in row.items() if name not in ("prompt", "completion")}
-    given = {**columns, "prompts": [prompt], "completions": [said]}
-    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        given = {name: it for name, it in given.items() if name in parameters}
-    found = by_lists(**given)
-    if not hasattr(found, "__len__") or len(found) != 1:
-        raise ValueError(f"it returned {found!r:.40}, expected a list of one reward")
-    return found[0]
-
-try:
-    signature = inspect.signature(function)
-except ValueError:  # of a function written in C
-    pass
-else:
-    parameters = signature.parameters
-    if "completions" in parameters:
-        by_lists, function = function, of_one
-    else:
-        try:
-            signature.bind({}, "")
-        except TypeError:
-            tell(fault=f"is a function {signature}")
-            raise SystemExit(1)
-if function is of_one:
-    tell(fields=[
-        name for name, each in parameters.items()
-        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        and name not in ("prompts", "completions")
-    ])
-else:
-    tell()
-for line in sys.stdin:
-    question = json.loads(line)
-    try:
-        reward = function(question["row"], question["answer"])
-        if reward is None and function is of_one:  # as TRL has it: this answer is not its to judge
-            tell(reward=None)
-        elif hasattr(reward, "__float__"):  # NumPy's and torch's numbers, too
-            tell(reward=float(reward))
-        else:
-            tell(fault=f"returned {reward!r:.40}, which is no number")
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        frames = [each for each in frames if each.filename != "<string>"]
-        last = ([each for each in frames if each.filename == sys.argv[1]] or frames)[-1:]
-        at = "".join(f" ({each.filename}, line {each.lineno})" for each in last)
-        said = f"raised {type(error).__name__}: {error}{at}"
-        tell(fault=said, traceback=traceback.format_exc())
 """
 
 
