@@ -166,14 +166,16 @@ class Pace:
         self.metrics: Mapping[str, float] = {}
 
     def describe(self, step: StepDone) -> str:
-        """Format a step: loss, smoothed loss or the objective's first metric, learning rate,
-        tokens/s, time left."""
+        """Format a step: loss, smoothed loss or the objective's first metric and `reward_std`,
+        learning rate, tokens/s, time left."""
         self._recent.append(step)
         smoothed = self._smoothed(step.loss)
         seconds = sum(each.seconds for each in self._recent)
         rate = sum(each.tokens for each in self._recent) / seconds if seconds else 0.0
         name, value = next(iter(self.metrics.items()), ("smoothed", smoothed))
         loss, left = f"loss {step.loss:.4f}  {name} {value:.4f}", duration(step.seconds_left or 0)
+        if (deviation := self.metrics.get("reward_std")) is not None:
+            loss += f"  reward_std {deviation:.4f}"
         return f"{loss}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {left} left"
 
     def _smoothed(self, loss: float) -> float:
@@ -256,7 +258,7 @@ class Terminal:
         self._open(total, step)
 
     def step(self, text: str, step: int, total: int) -> None:
-        self._update(text, step)
+        self._update(f"step {step}/{total}  {text}", step)
 
     def line(self, text: str) -> None:
         if self._label:
@@ -285,8 +287,7 @@ class Terminal:
         text = rich.TextColumn("{task.description}", markup=False)
         bar = rich.BarColumn(bar_width=BAR_WIDTH)
         sizes = (rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
-        run = (rich.TextColumn("step"), rich.MofNCompleteColumn(), bar, text)
-        columns = (text, bar, *sizes) if steps is None else run
+        columns = (text, bar, *(sizes if steps is None else ()))
         progress = rich.Progress(*columns, console=self._console)
         progress.start()
         self._bar = progress, progress.add_task("starting", total=steps, completed=completed)

@@ -121,6 +121,21 @@ def test_a_loss_that_is_not_finite_leaves_the_smoothed_one() -> None:
     assert smoothed == [f"smoothed {loss}" for loss in ("nan", "2.0000", "2.0000", "3.0526")]
 
 
+def test_rewards_are_shown_with_their_standard_deviation() -> None:
+    pace, step = Pace(), StepDone(1, 0.0, 1e-4, 1.0, 100, 40, 1.0)
+    pace.metrics = {"reward": 0.25, "reward_std": 0.0, "entropy": 2.0}
+    assert pace.describe(step).startswith("loss 0.0000  reward 0.2500  reward_std 0.0000  lr ")
+    pace.metrics = {"rewards/margins": 0.5, "rewards/chosen": 0.75}
+    assert pace.describe(step).startswith("loss 0.0000  rewards/margins 0.5000  lr ")
+
+
+def test_a_narrow_terminal_shows_the_step_and_its_numbers() -> None:
+    shown, written = live(60)
+    for event in events(3):
+        shown.observe(event)
+    assert "step 3/3  loss 3.0000  smoothed 3.3100" in written.getvalue()
+
+
 def test_pace_is_that_of_recent_steps() -> None:
     pace = Pace()
     for number in range(1, 21):
