@@ -74,7 +74,7 @@ CASES = {
     "joined-answer": Case({"prompt": "say ", "completion": "hello there"}, "base"),
     "no-answer": Case({"prompt": "how?"}, objective=ObjectiveSpec("grpo")),
     "cut-in-answer": Case(chat("how?", "a number " * 400)),
-    "cut-before-answer": Case(chat("a number " * 400, "so")),
+    "prompt-too-long": Case(chat("a number " * 400, "so")),
     "nothing-trained": Case(chat("how?", "secret"), "generation", NOT_SECRET),
     "rendered-text": Case({"text": "<|im_start|>user\nhow?<|im_end|>\n"}),
     "double-bos": Case({"text": "<s>the answer"}, "base_with_bos"),
@@ -123,7 +123,7 @@ def opened(data: Path, case: Case, tmp_path: Path, **options: Any) -> Any:
 
 
 def audited(data: Path, case: Case, tmp_path: Path) -> Audit:
-    return audit(opened(data, case, tmp_path), case.vocabulary)
+    return audit(opened(data, case, tmp_path), case.vocabulary, case.seq_len)
 
 
 @pytest.mark.parametrize("name", FINDINGS)
@@ -159,6 +159,24 @@ def test_prompts_alone_lack_nothing(tmp_path: Path) -> None:
     assert [each.id for each in found.findings] == ["no-markers"]
     assert str(found).endswith("tokens of prompts, which the model answers")
     assert found.to_json()["prompts"] == 2
+
+
+def test_long_prompts_are_said_to_be_long(tmp_path: Path) -> None:
+    case = replace(CASES["no-answer"], seq_len=64)
+    long = [{"prompt": "a number " * length} for length in (100, 300)]
+    data = write(tmp_path / "rows.jsonl", case.bad, *long, case.bad)
+    found = audited(data, case, tmp_path)
+    assert found.to_json()["prompts"] == 2, "those that are kept"
+    (finding,) = found.of_level("warning")
+    assert str(finding).startswith("2 rows: dropped: the prompt leaves no room for an answer")
+    longest = max(opened(data, case, tmp_path).stats.lengths)
+    assert f"; the longest row has {longest} tokens, --seq-len is 64; raise " in str(finding)
+    with pytest.raises(DataError) as caught:
+        audited(write(tmp_path / "rows.jsonl", *long), case, tmp_path)
+    assert caught.value.found == (
+        f"2 with no room for an answer; the longest row has {longest} tokens"
+    )
+    assert caught.value.expected == "a prompt of fewer than 64 tokens (--seq-len)"
 
 
 def test_errors_stop_and_name_every_one(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_what_became_of_every_row() -> None:
     assert (whole.stats.rows, dict(whole.stats.dropped), dict(whole.stats.truncated)) == (4, {}, {})
     first, second = (len(document) for document in whole[:2])
     dataset = build("chatml", *records, seq_len=max(first, second - 2))
-    assert dict(dataset.stats.dropped) == {"nothing to train within seq_len": 1}
+    assert dict(dataset.stats.dropped) == {"no room for an answer": 1}
     assert dict(dataset.stats.truncated) == {"whole turns": 1, "mid-turn": 1}
     assert dataset.stats.rows == 4
     assert [document.line for document in dataset] == [1, 1, 1]
@@ -90,7 +90,7 @@ def test_the_digest_is_the_same_everywhere() -> None:
 def test_conversations_need_a_chat_template() -> None:
     error = refuse("base", text("a b"), *RECORDS, completion("a", "b"))
     assert (error.code, error.what) == ("VOX-D005", "the model has no chat template")
-    assert len(error.faults) == 2
+    assert error.found == "2 rows that cannot be rendered"
     assert "-instruct" in error.remedy
 
 
@@ -134,4 +134,6 @@ def test_nothing_to_train_is_refused() -> None:
 
 def test_dropping_every_row_is_refused() -> None:
     error = refuse("chatml", chat("a question " * 30, "yes"), seq_len=16)
-    assert (error.code, error.found) == ("VOX-D006", "1 with nothing to train within seq_len")
+    found = "1 with no room for an answer; the longest row has 104 tokens"
+    assert (error.code, error.found) == ("VOX-D006", found)
+    assert error.expected == "a prompt of fewer than 16 tokens (--seq-len)"

@@ -98,7 +98,7 @@ def test_a_long_conversation_keeps_whole_turns(seq_len: int) -> None:
         assert document.weights_T.any()
     else:
         assert not whole.weights_T[:length].any()
-        assert encoded.dropped == "nothing to train within seq_len"
+        assert encoded.dropped == "no room for an answer"
 
 
 def test_a_question_without_an_answer_that_does_not_fit_costs_nothing() -> None:

@@ -280,7 +280,7 @@ def test_a_prompt_for_the_models_own_answer_is_what_a_server_sends(family: str) 
     assert tiny_tokenizer(family).decode(document.tokens_T) == asked
     assert not document.weights_T.any()
     short = Encoder(tiny_tokenizer(family), len(document.tokens_T))
-    assert encode_one(short, prompt).dropped == "nothing to train within seq_len"
+    assert encode_one(short, prompt).dropped == "no room for an answer"
 
 
 @pytest.mark.parametrize(
@@ -302,6 +302,12 @@ def test_without_a_template_a_prompt_is_a_text(row: dict[str, object], text: str
     assert bool(found.fault) == (text is None)
     for document in found.documents:
         assert tiny_tokenizer("base").decode(document.tokens_T) == text
+
+
+def test_an_answer_alone_is_no_prompt() -> None:
+    line = json.dumps({"messages": [{"role": "assistant", "content": "a"}]}).encode()
+    row = row_of(line, SOURCE, 1, examples_of(ObjectiveSpec("grpo")))
+    assert row.misfit == "found an answer alone, expected a prompt before it"
 
 
 def test_a_system_prompt_that_moves_between_turns() -> None:

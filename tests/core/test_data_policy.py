@@ -123,6 +123,27 @@ def test_weights_make_another_row_of_the_same_words() -> None:
     assert weighted != digests(chat(ASKED, replace(SAID, weight=1.0)))
 
 
+def test_prompts_without_an_answer_are_compared_with_their_other_fields(tmp_path: Path) -> None:
+    asked = {"messages": [{"role": "user", "content": "how?"}]}
+    rows = [
+        {"prompt": "how?", "tests": [1], "level": "easy"},
+        {"level": "easy", "tests": [1], "prompt": "how?", "rating": 3},
+        {"prompt": "how?", "tests": [2], "level": "easy"},
+        {"prompt": "how?", "completion": "so", "tests": [1]},
+        {"prompt": "how?", "completion": "so", "tests": [2]},
+        {**asked, "tests": [1]},
+        {**asked, "tests": [1, 1]},
+        {**asked, "tests": [1]},
+        asked,
+        {"prompt": "how?"},
+    ]
+    path = write(tmp_path / "a.jsonl", rows)
+    (file,) = choose_rows([path], [], DataPolicy(dedup="exact"), answers="optional").train
+    assert [line for line in range(1, 11) if file.uses(line)] == [1, 3, 4, 6, 7, 9]
+    said = [digests(parse_row(dict(row), answers="optional"))[0] for row in rows]
+    assert len({*said}) == 2, "the split keeps rows of one prompt on one side"
+
+
 def test_characters_are_those_of_all_messages() -> None:
     assert characters(chat(ASKED, SAID)) == 6
     assert characters(text(1, "日本")) == 2

@@ -28,7 +28,7 @@ def diagnosis(folder: Path, name: str, data: bytes) -> list[str]:
     path.write_bytes(data)
     report = check(TrainSettings(data=(path,)))
     faults = report.faults
-    assert faults.total == len(faults.first) == faults.kinds.total()
+    assert faults.total == faults.kinds.total() >= len(faults.first)
     told = [*faults.first, *report.notes]
     if report.next not in ("", STEP):
         told.append(f"next: {report.next.removeprefix(f'{STEP}; ')}")

@@ -84,25 +84,25 @@ class Audit:
         return [finding for finding in self.findings if finding.kind.level == level]
 
     def to_json(self) -> dict[str, Any]:
-        if self.prompts:
-            return {"prompts": self.prompts, "findings": [each.to_json() for each in self.findings]}
-        return {
+        trained = {
             "trained_share": round(self.trained_share, 6),
             "rows_with_trained_end": self.ended,
             "rows_without_trained_end": self.rows - self.ended,
-            "findings": [finding.to_json() for finding in self.findings],
         }
+        about = {"prompts": self.prompts} if self.prompts else trained
+        return {**about, "findings": [finding.to_json() for finding in self.findings]}
 
 
-def audit(dataset: Dataset, vocabulary: int | None) -> Audit:
+def audit(dataset: Dataset, vocabulary: int | None, seq_len: int) -> Audit:
     """Audit a data set.
 
     Args:
         vocabulary: ids that the model has embeddings for; None if it does not say.
+        seq_len: the limit that the rows were encoded with.
     """
-    findings = sorted(_findings(dataset, vocabulary), key=lambda it: [*FINDINGS].index(it.id))
+    found = sorted(_findings(dataset, vocabulary, seq_len), key=lambda it: [*FINDINGS].index(it.id))
     stats, tokens, trained = dataset.stats, dataset.tokens, dataset.trained_tokens
-    return Audit(stats.rows, tokens, trained, stats.ended, tuple(findings), stats.prompts)
+    return Audit(stats.rows, tokens, trained, stats.ended, tuple(found), stats.prompts)
 
 
 def require_sound(audits: Mapping[str, Audit]) -> None:
@@ -141,8 +141,9 @@ def row_findings(stats: EncodeStats) -> list[str]:
     return sorted(stats.findings, key=[*FINDINGS].index)
 
 
-def _findings(dataset: Dataset, vocabulary: int | None) -> Iterator[Finding]:
+def _findings(dataset: Dataset, vocabulary: int | None, seq_len: int) -> Iterator[Finding]:
     stats = dataset.stats
+    room = f"the longest row has {max(stats.lengths, default=0):,} tokens, --seq-len is {seq_len:,}"
     if vocabulary is not None and stats.largest >= vocabulary:
         yield _outside(dataset, vocabulary)
     for name, rows in stats.findings.items():
@@ -151,7 +152,7 @@ def _findings(dataset: Dataset, vocabulary: int | None) -> Iterator[Finding]:
             rows=rows,
             looked_at=stats.served if name == "serving-differs" else None,
             places=tuple(f"{dataset.files[file]}:{line}" for file, line in stats.places[name]),
-            detail=stats.details.get(name, ""),
+            detail=room if name == "prompt-too-long" else stats.details.get(name, ""),
         )
     if dataset.trained_tokens < FEW_TRAINED * dataset.tokens and not stats.prompts:
         yield Finding("few-trained", detail=f"{dataset.trained_tokens / dataset.tokens:.2%}")
@@ -224,10 +225,10 @@ FINDINGS: dict[str, Kind] = {
         "cut at --seq-len in the middle of an answer",
         "raise --seq-len, or shorten these rows",
     ),
-    "cut-before-answer": Kind(
+    "prompt-too-long": Kind(
         "warning",
-        "dropped: the first answer begins beyond --seq-len",
-        "raise --seq-len, or shorten what comes before the answers",
+        "dropped: the prompt leaves no room for an answer within --seq-len",
+        "raise --seq-len, or shorten the prompts",
     ),
     "nothing-trained": Kind(
         "warning",

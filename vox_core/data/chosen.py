@@ -171,9 +171,9 @@ def _near_pairs(
         (row, earlier row that stays) of training rows; and validation row -> training row that says
         nearly the same.
     """
-    said_K2 = np.concatenate([train.digests("said_R2")[row_K], valid.digests("said_R2")])
+    whole_K2 = np.concatenate([train.digests("whole_R2")[row_K], valid.digests("whole_R2")])
     made_by = f"{CACHE_VERSION} {finder.id} {finder.version} {threshold}\n"
-    key = hashlib.sha256(made_by.encode() + said_K2.tobytes()).hexdigest()
+    key = hashlib.sha256(made_by.encode() + whole_K2.tobytes()).hexdigest()
 
     def make(folder: Path) -> None:
         used_N, used_V = np.zeros(len(train), np.bool_), np.ones(len(valid), np.bool_)
@@ -182,10 +182,10 @@ def _near_pairs(
             finder,
             "vox_near_duplicates",
             texts=chain(train.texts(used_N), valid.texts(used_V)),
-            count=len(said_K2),
+            count=len(whole_K2),
             threshold=threshold,
         )
-        pairs_P2 = _checked(found, len(said_K2), finder)
+        pairs_P2 = _checked(found, len(whole_K2), finder)
         write_arrays(folder / _NEAR_FILE, {"pairs_P2": pairs_P2}, None)
 
     def read(folder: Path, _owner: object) -> Pairs | None:

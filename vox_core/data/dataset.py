@@ -250,7 +250,7 @@ def require_trained(
     if sum(stats.dropped.values()) == stats.rows:
         if set(stats.dropped) == {"nothing to train"}:
             raise _untrained("no token would be trained", "rows with something the assistant says")
-        raise _all_dropped(stats)
+        raise _all_dropped(stats, encoder().seq_len)
     if stats.answers and not stats.ended:
         names = encoder().renderer.end_of_turn_names()
         expected = (
@@ -284,13 +284,12 @@ def _untrained(what: str, expected: str) -> DataError:
     )
 
 
-def _all_dropped(stats: EncodeStats) -> DataError:
-    dropped = stats.dropped
+def _all_dropped(stats: EncodeStats, seq_len: int) -> DataError:
+    dropped, longest = stats.dropped, max(stats.lengths, default=0)
     found = ", ".join(f"{rows} with {reason}" for reason, rows in dropped.items())
-    expected = "at least one row with an answer that begins within seq_len"
-    remedy = "raise --seq-len, or shorten what comes before the answers"
-    if stats.prompts:
-        expected, remedy = "a prompt below seq_len", "raise --seq-len, or shorten the prompts"
+    found += f"; the longest row has {longest:,} tokens" if longest else ""
+    expected = f"a prompt of fewer than {seq_len:,} tokens (--seq-len)"
+    remedy = "raise --seq-len, or shorten the prompts"
     if set(dropped) == {"preference pair"}:
         found = f"{dropped['preference pair']} preference pairs and nothing else"
         expected = "conversations, prompts with completions, or texts"

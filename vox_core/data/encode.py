@@ -55,9 +55,7 @@ if TYPE_CHECKING:
 
 
 Cut: TypeAlias = Literal["none", "whole turns", "mid-turn", "split"]
-Reason: TypeAlias = Literal[
-    "nothing to train", "nothing to train within seq_len", "preference pair"
-]
+Reason: TypeAlias = Literal["nothing to train", "no room for an answer", "preference pair"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,8 +130,6 @@ class Encoder:
     def _rendered(self, record: Record) -> Encoded:
         if record.kind == "preference":  # for objectives that compare two answers
             return Encoded(record, dropped="preference pair")
-        if not record.answered and not record.messages:
-            return Encoded(record, dropped="nothing to train")
         try:
             return Encoded(record, self.renderer.render(record))
         except RenderError as fault:
@@ -156,7 +152,7 @@ class Encoder:
         dropped: Reason | None = None
         if not documents:
             trains = weights_T[1:].any() or not record.answered
-            dropped = "nothing to train within seq_len" if trains else "nothing to train"
+            dropped = "no room for an answer" if trains else "nothing to train"
         starts = [span.start for span in text.spans if not text.templated]
         joined = any(((tokens.begins_T < at) & (at < tokens.stops_T)).any() for at in starts)
         return Encoded(record, text, tuple(documents), cut, dropped, len(tokens_T), joined)
@@ -233,7 +229,7 @@ _WORD = re.compile(r"[<\[]?[^\s<\[]*$")
 """The last word or special token of a text, begun or empty."""
 _DROPPED = {
     "nothing to train": "nothing-trained",
-    "nothing to train within seq_len": "cut-before-answer",
+    "no room for an answer": "prompt-too-long",
 }
 
 
@@ -243,7 +239,7 @@ class EncodeStats:
 
     Args:
         answers: rows that are not of the form text.
-        prompts: rows that the model answers itself.
+        prompts: those that the model answers itself.
         dropped: reason -> rows that gave no document.
         truncated: "whole turns", "mid-turn" or "split" -> rows longer than `seq_len` that were
             treated so (see encode.py); those dropped after it are among `dropped` only.
@@ -332,7 +328,7 @@ def stats_of(
         rows=len(rows),
         faults=[(each.record.source, each.record.line, each.fault) for each in every if each.fault],
         answers=sum(any(side.record.kind != "text" for side in sides) for sides in rows),
-        prompts=sum(not side.record.answered for side in every),
+        prompts=sum(len(side.documents) for side in every if not side.record.answered),
         template=template is not None,
         markers=bool(GENERATION.search(template or "")),
     )
@@ -376,10 +372,10 @@ def _findings(encoder: Encoder, row: Encoded, rendered: Rendered) -> Iterator[st
     yield from _trained_words(renderer, row.record, rendered)
     if row.joined:
         yield "joined-answer"
-    if row.record.form == "prompt":
-        yield "no-answer"
     if row.dropped:
         yield _DROPPED[row.dropped]
+    elif row.record.form == "prompt":
+        yield "no-answer"
     elif row.cut == "mid-turn":
         yield "cut-in-answer"
     elif row.record.answered and not any(document.ends for document in row.documents):

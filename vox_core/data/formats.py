@@ -78,11 +78,10 @@ def is_remote(path: Path) -> bool:
 
 def place_of(path: Path, number: int) -> str:
     """Format a row's place for messages: a line of JSONL, or a row; 0 is the whole file."""
-    if not number:
-        return str(path)
-    if path.parent == cache_root() / GIVEN:
-        return f"the given rows, row {number}"
-    return f"{path}, {'line' if format_of(path).kind == 'jsonl' else 'row'} {number}"
+    given = path.parent == cache_root() / GIVEN
+    name = "the given rows" if given else str(path)
+    lines = format_of(path).kind == "jsonl" and not given
+    return f"{name}, {'line' if lines else 'row'} {number}" if number else name
 
 
 def _suffixes(path: Path) -> tuple[str, Compression]:

@@ -5,7 +5,7 @@ file's SHA-256, and another policy reads no row. A row takes 64 bytes.
 
 Rows are compared by content digests, blake2b-128 of roles, texts and tools: two rows are duplicates
 if they say the same, be it as messages or as a prompt with its completion, whatever their
-attributes.
+attributes. Prompts without an answer are, if their other fields are the same, too.
 
 Shape legend: R well-formed rows of a file, N rows of several, V rows for validation, P pairs; 2
 halves of a digest.
@@ -83,7 +83,7 @@ class RowFacts:
 
     Args:
         line_R: int64, from 1.
-        said_R2, whole_R2: uint64; content digests without and with the messages' weights.
+        said_R2, whole_R2: uint64; content digests; the second also of weights and other fields.
         chars_R: int64; characters that the row says.
         rating_R: float64; NaN for none.
         category_R, lane_R, tags_R: int32; index in `names`, `NO_VALUE` for none.
@@ -216,7 +216,7 @@ def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], Any] | None:
 
 
 def digests(record: Record) -> tuple[bytes, bytes]:
-    """Content digest, and the same with the weights of the messages; 16 bytes each.
+    """Content digest, and one of weights and a prompt's other fields, too; 16 bytes each.
 
     Hashed is, before each content, its role and length, so that no two conversations are written
     alike; what else a message or a row has follows as JSON with sorted keys.
@@ -226,9 +226,9 @@ def digests(record: Record) -> tuple[bytes, bytes]:
     if record.rejected or record.tools:
         said = f"{said}rejected {_said(record.rejected)}tools {_json(record.tools)}"
     digest = _digest(said)
-    if all(message.weight is None for message in messages):
+    if not record.others and all(message.weight is None for message in messages):
         return digest, digest
-    return digest, _digest(f"{digest.hex()} {[message.weight for message in messages]}")
+    return digest, _digest(f"{digest.hex()} {[m.weight for m in messages]} {_json(record.others)}")
 
 
 def characters(record: Record) -> int:
@@ -239,10 +239,10 @@ def characters(record: Record) -> int:
 
 
 def text_of(record: Record) -> str:
-    """All that is said, in order, without roles; tools and calls of them as JSON."""
+    """All that is said, in order, without roles; tools, calls and other fields as JSON."""
     if record.text is not None:
         return record.text
-    parts = [_json(record.tools)] if record.tools else []
+    parts = [_json(each) for each in (record.tools, record.others) if each]
     for message in (*(record.messages or ()), *record.rejected):
         parts += [message.content, *([_json(message.extra)] if message.extra else [])]
     return "\n".join(parts)

@@ -83,6 +83,7 @@ class Record:
         tools: JSON schemas of the functions that the assistant may call.
         form: name of the row's form, such as "Alpaca".
         answered: the last message is an answer to train; False: the model answers the messages.
+        others: names and values of a prompt's other fields, which a reward may read.
     """
 
     kind: Kind
@@ -96,6 +97,7 @@ class Record:
     attributes: Attributes = NO_ATTRIBUTES
     form: str = ""
     answered: bool = True
+    others: tuple[tuple[str, object], ...] = ()
 
     @property
     def place(self) -> str:
@@ -137,9 +139,9 @@ def parse_row(
         partial(_refuse_unsupported, values, ("documents",)),
         partial(_unused, fields),
     )
-    record: Record = replace(
-        said, source=source, line=line, unused=unused, tools=tools, attributes=attributes
-    )
+    others = () if said.answered else tuple((name, values[name]) for name in sorted(unused))
+    said = replace(said, source=source, line=line, unused=unused, tools=tools)
+    record: Record = replace(said, attributes=attributes, others=others)
     return record
 
 
@@ -212,7 +214,8 @@ def _chat(fields: Fields, answers: Answers = "some") -> Record:
         raise faulty("empty", (name,), "no message", "one or more")
     if answers == "last" and (role := messages[-1].role) != "assistant":
         raise faulty("roles", (), f'"{name}" that end with the {role}', "the assistant's answer")
-    return Record("chat", messages=messages, form=form)
+    answered = answers != "optional" or messages[-1].role == "assistant"
+    return Record("chat", messages=messages, form=form, answered=answered)
 
 
 def _with_system(fields: Fields, turns: list[Turn]) -> list[Turn]:
@@ -528,14 +531,15 @@ def examples_of(spec: ObjectiveSpec) -> Examples | None:
 
 def _prompted(row: Values, _other: Callable[[], Values]) -> Mapping[str, Record]:
     """Return the prompt of a row, its messages without an answer at the end; ValueError where there
-    may be several."""
+    may be several, or none."""
     record = parse_row(dict(row), answers="optional")
     if record.form in ("text", "preference"):
         raise ValueError(f"found a {record.form} row, expected a prompt, or messages")
-    messages = record.messages or ()
-    if messages[-1].role == "assistant":
-        return {WHOLE: replace(record, messages=messages[:-1], answered=False)}
-    return {WHOLE: replace(record, form="prompt", answered=False)}
+    if not record.answered:
+        return {WHOLE: replace(record, form="prompt")}
+    if not (messages := (record.messages or ())[:-1]):
+        raise ValueError("found an answer alone, expected a prompt before it")
+    return {WHOLE: replace(record, messages=messages, answered=False)}
 
 
 def examples_by(objective: Objective) -> Examples:

@@ -427,7 +427,7 @@ class Opener:
         """Audits of the masks, by `training` and `validation` as far as there are rows."""
         vocabulary = vocabulary_of(self.config)
         both = {"training": train, "validation": valid}
-        return {what: audit(dataset, vocabulary) for what, dataset in both.items() if dataset}
+        return {what: audit(each, vocabulary, self.seq_len) for what, each in both.items() if each}
 
 
 def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from vox_core.data.dataset import Dataset
 
 
-_FINDINGS = {"nothing to train", "nothing to train within seq_len"}
-"""Reported by the audit, with the rows, as are rows cut inside a turn."""
 _CUTS = {"whole turns": "cut to whole turns", "split": "split into several examples"}
 
 
@@ -119,9 +117,8 @@ class RunPlan:
         yield from self._odd_settings()
         yield from dict.fromkeys((*data.train.notes, *(data.valid.notes if data.valid else ())))
         for what, dataset in (("training row", data.train), ("validation row", data.valid)):
-            for reason, count in (dataset.stats.dropped if dataset else {}).items():
-                if reason not in _FINDINGS:
-                    yield f"{_count(count, what)} dropped: {reason}"
+            if dataset and (count := dataset.stats.dropped["preference pair"]):
+                yield f"{_count(count, what)} dropped: preference pair"
             for how, count in (dataset.stats.truncated if dataset else {}).items():
                 if cut := _CUTS.get(how):
                     yield f"{_count(count, what)} longer than {self.contract.seq_len} tokens: {cut}"

@@ -83,7 +83,7 @@ def test_rows_are_tried_with_the_objective_and_its_fields_count_as_used(vox) -> 
     assert lines[0] == "judged.jsonl: 2 prompt/completion; 1 row with errors"
     assert "        1  --objective kto" in lines
     assert any(line.startswith("- judged.jsonl, line 2: found no label") for line in lines)
-    assert lines[-1].startswith("next: correct these lines")
+    assert lines[-1].startswith("next: correct these rows")
 
 
 JUDGED = '{"prompt": "a", "completion": "b", "label": %s}\n'
@@ -141,6 +141,24 @@ def test_tasks_of_reasoning_gym_have_a_reward_of_their_own(
     monkeypatch.setattr("vox_objectives.gym.open_task", lambda _: rows)
     done = vox("data", "check", "gym:leg_counting?size=2", "--objective", "grpo")
     assert done.out.endswith("'gym:leg_counting?size=2' --objective grpo --reward gym\n")
+
+
+def test_a_fault_of_every_row_is_listed_once(vox) -> None:
+    Path("prompts.csv").write_text("prompt\na\nb\nc\n")
+    Path("mixed.csv").write_text("prompt,completion\na,\nb,\nc,d\n")
+    done = vox("data", "check", "prompts.csv", "mixed.csv")
+    lines = done.out.splitlines()
+    at = lines.index("5 errors, by kind:")
+    fault = "none of completion, response, output, answer, expected one"
+    assert lines[at + 1 :][:6] == [
+        "        5  unknown form",
+        "",
+        "the first 3:",
+        f"- prompts.csv: found in every row {fault}",
+        f"- mixed.csv, row 1: found {fault}",
+        f"- mixed.csv, row 2: found {fault}",
+    ]
+    assert "prompts alone: --objective grpo --reward FILE.py:FUNCTION" in lines[-1]
 
 
 def test_faults_by_kind_and_the_first_of_them_whole(vox) -> None:
@@ -225,6 +243,26 @@ def test_the_chat_template_of_a_model_is_tried(vox, monkeypatch: pytest.MonkeyPa
     assert done.code == 2
     assert "rows.json: 2 messages; 1 row with errors" in done.out
     assert "- rows.json, row 1: " in done.out and "System role not supported" in done.out
+    assert done.out.endswith(
+        "next: change these rows to what the template takes, or choose another model\n"
+    )
+
+
+def test_without_a_template_one_is_proposed(vox, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_model("base", monkeypatch)
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    Path("rows.json").write_text(json.dumps([{"messages": turns}] * 3))
+    done = vox("data", "check", "rows.json", "--model", "model")
+    assert (done.code, done.out.splitlines()[-1]) == (
+        2,
+        "next: name one with --template chatml, or use an -instruct model",
+    )
+
+
+def test_rows_from_stdin_have_no_path(vox) -> None:
+    done = vox("data", "check", "-", stdin='{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert done.out.startswith("the given rows: no rows; 2 rows with errors\n")
+    assert "- the given rows: found in every row none of completion, response" in done.out
 
 
 AUDITED = ("data", "check", "rows.csv", "--model", "model")

@@ -67,8 +67,8 @@ def test_what_is_cut_away_is_shown_and_not_trained() -> None:
     assert (inside.cut, inside.kept) == ("mid-turn", first_end - 2)
     assert inside.findings == ("cut-in-answer",)
     before = look("chatml", RECORDS["chat"], 9)
-    assert (before.dropped, before.kept) == ("nothing to train within seq_len", 9)
-    assert before.findings == ("cut-before-answer",)
+    assert (before.dropped, before.kept) == ("no room for an answer", 9)
+    assert before.findings == ("prompt-too-long",)
     assert before.ids == whole.ids and not before.trained
 
 

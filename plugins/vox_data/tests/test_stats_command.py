@@ -54,6 +54,25 @@ def test_without_a_model_nothing_is_tokenised(vox, data: Path, monkeypatch) -> N
 
 
 @pytest.mark.usefixtures("model")
+def test_prompts_are_dropped_where_they_leave_no_room_for_an_answer(vox, data: Path) -> None:
+    rows = [{"prompt": "a number " * length} for length in (1, 50, 200)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    given = ("data", "stats", data, "--model", "tiny", "--objective", "grpo")
+    lengths = json.loads(vox(*given, "--json").out)["train"]["tokens"]["lengths"]
+    middle = lengths["percentiles"]["50"]
+    for seq_len, dropped in ((middle + 1, 1), (middle, 2)):
+        done = vox(*given, "--seq-len", seq_len)
+        assert f"per row; {3 - dropped} prompts, which the model answers\n" in done.out
+        assert "trained" not in done.out
+        lines = [line.split() for line in done.out.splitlines()]
+        assert ["--seq-len", "rows", "dropped", "tokens", "in", "them"] in lines
+        lost = lengths["longest"] + (middle if dropped == 2 else 0)
+        share = "33" if dropped == 1 else "67"
+        row = [str(seq_len), "*", str(dropped), share, "%", str(lost)]
+        assert row in [line[:6] for line in lines]
+
+
+@pytest.mark.usefixtures("model")
 def test_with_a_model_tokens_and_truncation_are_told(vox, data: Path) -> None:
     done = vox("data", "stats", "--data", data, "--model", "tiny", "--seq-len", 128)
     assert done.code == 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from vox_core.api.rows import (
     Answers,
     Audit,
     Examples,
+    Finding,
     Opener,
     Record,
     Renderer,
@@ -50,6 +51,8 @@ _TO_CHOOSE = {
     _REWARD: "write a reward, then",
 }
 """What to decide before the next command, by a value in it."""
+_OF_REFUSED = "change these rows to what the template takes, or choose another model"
+_OF_MISFITS = "correct these rows or leave them out, or choose another --objective"
 SHOWN = 20
 SHOWN_OF_A_KIND = 5
 
@@ -62,21 +65,24 @@ class FaultCounts:
         total: of all kinds.
         kinds: code and location, such as `roles in messages[…].role` -> how many.
         codes: those of the faults.
+        remedy: for faults without a code.
         first: the first ones with their places, at most `SHOWN_OF_A_KIND` of a kind.
     """
 
     total: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     codes: set[str] = field(default_factory=set)
+    remedy: str = ""
     first: list[str] = field(default_factory=list)
 
     def add(self, place: str, fault: RowFault) -> None:
         self.codes.add(fault.code)
         self.count(fault.kind, f"{place}: {fault}")
 
-    def count(self, kind: str, text: str) -> None:
+    def count(self, kind: str, text: str, remedy: str = "") -> None:
         """Count a fault without a code, such as a chat template's refusal."""
         self.total += 1
+        self.remedy = remedy or self.remedy
         self.kinds[kind] += 1
         if len(self.first) < SHOWN and self.kinds[kind] <= SHOWN_OF_A_KIND:
             self.first.append(text)
@@ -99,6 +105,10 @@ class FileReport:
     forms: Counter[str] = field(default_factory=Counter)
     unused: Counter[str] = field(default_factory=Counter)
     faulty: int = 0
+
+    @property
+    def name(self) -> str:
+        return place_of(Path(self.path), 0)
 
 
 @dataclass
@@ -148,7 +158,8 @@ class CheckReport:
     def next(self) -> str:
         """Remedy for the faults; empty if there are none."""
         paths = [Path(file.path) for file in self.files if file.faulty]
-        return next_step(self.faults.codes, paths) if self.faults.total else ""
+        rows = next_step(self.faults.codes, paths) if self.faults.codes else ""
+        return "; ".join(filter(None, (rows, self.faults.remedy)))
 
     def to_json(self) -> dict[str, Any]:
         """All but the error."""
@@ -228,22 +239,28 @@ def _check_file(
             progress(f"checking {path.name}", done, size)
 
     file, faults = report.files[-1], report.faults
-    source = open_source(path, settings.fields)
+    source, distinct = open_source(path, settings.fields), set[RowFault]()
+    before = len(faults.first)
     for number, found in read_lines(path, source.lines, tell, answers=answers):
         if isinstance(found, RowError):
             file.faulty += 1
             for fault in found.faults:
                 faults.add(place_of(path, number), fault)
+            distinct.update(found.faults[: 2 - len(distinct)])  # enough to tell one from several
             continue
-        alone = answers == "optional" and found.messages and found.messages[-1].role != "assistant"
-        file.forms["prompt" if alone else found.form] += 1
+        file.forms[found.form if found.answered else "prompt"] += 1
         if settings.objective == SFT.name:  # others may read any field
             file.unused.update(found.unused)
         if renderer and (refusal := _refusal(renderer, found)):
             file.faulty += 1
-            faults.count("chat template", f"{found.place}: {refusal}")
+            remedy = _OF_REFUSED if renderer.template else Finding("no-template").kind.remedy
+            faults.count("chat template", f"{found.place}: {refusal}", remedy)
         else:
             file.rows += 1
+    if file.faulty > len(distinct) == 1 and not file.forms and len(faults.first) > before:
+        (fault,) = distinct
+        fault = replace(fault, found=f"in every row {fault.found}")
+        faults.first[before:] = [f"{file.name}: {fault}"]
 
 
 def _check_fit(
@@ -253,7 +270,7 @@ def _check_fit(
     for place, misfit in _misfits(file, settings, examples):
         file.faulty += 1
         file.rows -= 1
-        faults.count(f"--objective {settings.objective}", f"{place}: {misfit}")
+        faults.count(f"--objective {settings.objective}", f"{place}: {misfit}", _OF_MISFITS)
 
 
 def _misfits(

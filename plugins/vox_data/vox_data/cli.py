@@ -147,7 +147,7 @@ def _file(file: FileReport, names: Mapping[str, str]) -> str:
     forms = ", ".join(f"{rows:,} {form}" for form, rows in named) or "no rows"
     wrong = f"; {file.faulty:,} row{_s(file.faulty)} with errors" if file.faulty else ""
     side = "" if file.side == "train" else f" ({file.side})"
-    return f"{file.path}{side}: {forms}{wrong}"
+    return f"{file.name}{side}: {forms}{wrong}"
 
 
 def _s(number: int) -> str:
@@ -211,13 +211,15 @@ def _stats_rows(found: Stats) -> Iterator[tuple[str, str]]:
     if found.tokens:
         tokens = found.tokens
         share = tokens.trained / tokens.tokens if tokens.tokens else 0
+        of_them = f"{tokens.trained:,} trained ({share:.1%})"
+        if tokens.prompts:
+            of_them = f"{tokens.prompts:,} prompts, which the model answers"
         of = f", in the {tokens.rows:,} filtered rows; the other lines cover all rows"
         chosen = of if tokens.rows != found.rows else ""
         yield "tokens", f"{tokens.lengths.total:,} with {tokens.model}{chosen}"
         yield (
             "  at seq-len",
-            f"{tokens.tokens:,}, at most {tokens.seq_len:,} per {_unit(tokens)}; "
-            f"{tokens.trained:,} trained ({share:.1%})",
+            f"{tokens.tokens:,}, at most {tokens.seq_len:,} per {_unit(tokens)}; {of_them}",
         )
         yield f"  per {_unit(tokens)}", _lengths(tokens.lengths)
     yield "characters", f"{found.characters.total:,}"
@@ -269,7 +271,8 @@ def _unit(tokens: TokenStats) -> str:
 
 
 def _truncation(tokens: TokenStats) -> Iterator[list[str]]:
-    yield ["--seq-len", f"{_unit(tokens)}s cut", "", "tokens beyond", ""]
+    done, lost = ("dropped", "tokens in them") if tokens.prompts else ("cut", "tokens beyond")
+    yield ["--seq-len", f"{_unit(tokens)}s {done}", "", lost, ""]
     for each in tokens.truncation:
         yield [
             f"{each.seq_len}{' *' if each.seq_len == tokens.seq_len else ''}",

@@ -83,7 +83,7 @@ class Counts:
         if not self.rows % self._stride:
             self._take(said)
         self.characters.append(len(said) - max(0, len(messages) - 1))
-        self.digests += digests(record)[0]
+        self.digests += digests(record)[1]
         self.lines.append(record.line)
         for name in ATTRIBUTES:
             if (value := getattr(record.attributes, name)) is not None:

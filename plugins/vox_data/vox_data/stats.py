@@ -74,7 +74,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Effect of a length limit: documents that exceed it, and their tokens beyond it."""
+    """Effect of a length limit: documents that exceed it, and their tokens beyond it; or prompts
+    that are dropped, as they leave no room for an answer, and all of their tokens."""
 
     seq_len: int
     rows: int
@@ -88,6 +89,7 @@ class TokenStats:
     documents: one for each row; an objective may make several of a row.
     lengths: of whole documents, before they are cut.
     trained: trained tokens, after the cut at `seq_len`.
+    prompts: examples that the model answers itself; none of their tokens is trained.
     """
 
     model: str
@@ -97,6 +99,7 @@ class TokenStats:
     lengths: Lengths
     tokens: int
     trained: int
+    prompts: int
     truncation: tuple[Truncation, ...]
 
 
@@ -253,7 +256,7 @@ def _tokens(
                 progress("tokens", size * done // max(1, rows), size)
 
         dataset = opener.open(checked, tell)
-        found = histogram(dataset.stats.lengths)
+        found, prompts = histogram(dataset.stats.lengths), dataset.stats.prompts
         return TokenStats(
             opener.model.id,
             opener.seq_len,
@@ -262,7 +265,8 @@ def _tokens(
             lengths(*found),
             dataset.tokens,
             dataset.trained_tokens,
-            tuple(truncations(*found, opener.seq_len)),
+            prompts,
+            tuple(truncations(*found, opener.seq_len, prompts=bool(prompts))),
         )
 
     return {"train": of(train), "valid": of(valid)}
@@ -299,20 +303,20 @@ def _ranks(rows: int) -> list[int]:
 
 
 def truncations(
-    values_R: NDArray[np.int64], rows_R: NDArray[np.int64], seq_len: int
+    values_R: NDArray[np.int64], rows_R: NDArray[np.int64], seq_len: int, *, prompts: bool = False
 ) -> list[Truncation]:
-    """At `seq_len`, and at each power of two from 512 up to where nothing is cut any more."""
-    longest = int(values_R.max(initial=0))
+    """At `seq_len`, and at each power of two from 512 up to where nothing is cut any more; prompts
+    are dropped, also at the limit itself."""
+    longest = int(values_R.max(initial=0)) + prompts
     limits = [limit for limit in LIMITS if limit < longest]
     limits += [limit for limit in LIMITS if limit >= longest][:1]
-    return [
-        Truncation(
-            limit,
-            int(rows_R[values_R > limit].sum()),
-            int((np.maximum(values_R - limit, 0) * rows_R).sum()),
-        )
-        for limit in sorted({*limits, seq_len})
-    ]
+    found = []
+    for limit in sorted({*limits, seq_len}):
+        over_R = values_R >= limit if prompts else values_R > limit
+        lost_R = values_R[over_R] - (0 if prompts else limit)
+        rows = int(rows_R[over_R].sum())
+        found.append(Truncation(limit, rows, int((lost_R * rows_R[over_R]).sum())))
+    return found
 
 
 def histogram(found: Mapping[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -182,6 +182,14 @@ def test_whatever_was_found_of_the_rows_is_shown(vox, service) -> None:
     ]
 
 
+def test_prompts_are_called_prompts(vox, service) -> None:
+    data = {**REPORT.data, "trained_tokens": 0} if REPORT.data else None
+    service.report = replace(REPORT, data=data, audit={"training": {"prompts": 9}})
+    lines = [" ".join(line.split()) for line in vox("plan").out.splitlines()]
+    assert "data 10 rows, 9 prompts, 9,000 tokens; longest 1200" in lines
+    assert "masks 9 prompts, which the model answers" in lines
+
+
 def test_rows_that_are_left_out_are_told_in_words(vox, service) -> None:
     """In `--json` they are counted, file by file."""
     found = {"rows": {"files": [{"file": "a.jsonl", "rows": 9}], "leaked": 0}}

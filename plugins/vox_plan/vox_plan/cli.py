@@ -183,15 +183,17 @@ def _data(report: PlanReport) -> Iterator[tuple[str, str]]:
     for label, data, what in sides:
         if data is None:
             continue
+        audit = report.audit.get(what, {})
+        unit = "prompts" if "prompts" in audit else "examples"
         yield (
             label,
-            f"{data['rows']} rows, {data['documents']} examples, {data['tokens']:,} tokens"
+            f"{data['rows']} rows, {data['documents']} {unit}, {data['tokens']:,} tokens"
             + (f", {trained:,} trained" if (trained := data["trained_tokens"]) else "")
             + f"; longest {data['longest']}",
         )
         for key in [each for each in data if each not in _HEADLINE]:
             yield from ((f"  {_words(key)}", line) for line in account_lines(data[key]))
-        if audit := report.audit.get(what):
+        if audit:
             yield "  masks", _masks(audit)
     yield from (("rows", line) for line in report.chosen)
     for key in [each for each in report.found if each != "rows"]:
