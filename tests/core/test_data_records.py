@@ -14,6 +14,7 @@ from vox_core.data.faults import RowError
 from vox_core.data.fields import Attributes
 from vox_core.data.formats import find_split
 from vox_core.data.messages import Message
+from vox_core.data.records import STEP
 from vox_core.data.rows import parse_row
 from vox_core.errors import DataError
 
@@ -355,7 +356,6 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
         },
         [
             "found a number as prompt[0].content, expected a string",
-            "found a number as prompt[0].content, expected a string",
             "found nothing in rejected[0].value, expected text of the assistant",
         ],
     ),
@@ -559,9 +559,8 @@ def test_a_line_that_is_too_long_is_passed_over_without_reading_it_whole(
     with pytest.raises(DataError) as caught:
         load_records([path])
     assert list(caught.value.faults) == [
-        f"{path}, line 2: found a line of more than 100 bytes, expected less",
+        f"{path}, line 2, 5: found a line of more than 100 bytes, expected less",
         f"{path}, line 4: found a list, expected a JSON object",
-        f"{path}, line 5: found a line of more than 100 bytes, expected less",
     ]
 
 
@@ -573,14 +572,31 @@ def test_a_line_of_ten_megabytes_is_refused(write) -> None:
 
 
 def test_the_faults_of_all_files_come_together(write) -> None:
-    first = write(*[b"{\n"] * 25, name="a.jsonl")
+    first = write(GOOD, *[b"{\n"] * 25, name="a.jsonl")
     second = write(GOOD, b"{\n", name="b.jsonl")
     with pytest.raises(DataError) as caught:
         load_records([first, second])
     recurring, single = caught.value.faults
-    assert recurring.startswith(f"{first}, line 1, 2, 3, 4, 5 and 20 more: found invalid JSON")
+    assert recurring.startswith(f"{first}, line 2, 3, 4, 5, 6 and 20 more: found invalid JSON")
     assert single.startswith(f"{second}, line 2: ")
     assert caught.value.found == "26 faults"
+    assert caught.value.remedy == STEP
+
+
+def test_a_fault_of_every_row_is_one_of_the_file(write) -> None:
+    lines = [b'{"prompt": "a"}\n', b'{"prompt": "b"}\n']
+    path = write(*lines)
+    with pytest.raises(DataError) as caught:
+        load_records([path])
+    fault = "found in every row none of completion, response, output, answer, expected one"
+    assert caught.value.faults == (f"{path}: {fault}",)
+    assert caught.value.remedy.startswith("correct these files or leave them out")
+    assert caught.value.remedy.endswith("--objective grpo --reward FILE.py:FUNCTION")
+    for others, places in (([GOOD], "line 1, 2"), ([b"{\n"], "line 1, 2")):
+        path = write(*lines, *others)
+        with pytest.raises(DataError) as caught:
+            load_records([path])
+        assert caught.value.faults[0].startswith(f"{path}, {places}: found none of")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbf"])

@@ -275,7 +275,8 @@ def test_rows_that_are_refused_leave_no_entry(model: Path, data: Path, cache: Pa
     (model / "chat_template.jinja").unlink()
     with pytest.raises(DataError) as caught:
         made(data, model=model)
-    assert (caught.value.code, len(caught.value.faults)) == ("VOX-D005", 3)
+    assert (caught.value.code, len(caught.value.faults)) == ("VOX-D005", 1)
+    assert str(caught.value.found).startswith("3 rows")
     data.write_text(json.dumps({"prompt": "a question " * 60, "completion": "yes"}))
     tiny_tokenizer("chatml").save_pretrained(model)
     with pytest.raises(DataError, match="every row was dropped"):

@@ -314,7 +314,7 @@ def test_every_bad_line_is_named(tmp_path):
         read_prompts(file)
     assert caught.value.code == "VOX-D003"
     places = [fault.split(": ")[0] for fault in caught.value.faults]
-    assert places == [f"{file}, line {line}" for line in range(2, 11)]
+    assert places == [*(f"{file}, line {line}" for line in range(2, 9)), f"{file}, line 9, 10"]
 
 
 @pytest.mark.parametrize(

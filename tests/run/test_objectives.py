@@ -127,7 +127,7 @@ def test_rows_that_do_not_fit_are_all_named(compared, pairs):
         train(compared())
     error = caught.value
     assert error.code == "VOX-D033"
-    assert [fault.partition(":")[0].rpartition(" ")[2] for fault in error.faults] == ["2", "4"]
+    assert [fault.partition(": ")[0] for fault in error.faults] == [f"{pairs}, line 2, 4"]
     assert not (pairs.parent / "run").exists()
 
 
@@ -562,7 +562,7 @@ def test_where_rows_are_learned_from_each_has_an_answer(tiny, settings, rows, te
         with pytest.raises(DataError, match="malformed") as caught:
             train(given)
         assert caught.value.code == "VOX-D003"
-        assert "found none of completion, response" in caught.value.faults[0]
+        assert "found in every row none of completion, response" in caught.value.faults[0]
         assert "prompts alone: --objective grpo" in caught.value.remedy
     turns = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
     with pytest.raises(DataError, match="malformed") as caught:
@@ -581,8 +581,8 @@ def test_rows_without_one_prompt_and_answer_are_refused(
     with pytest.raises(DataError) as caught:
         train(settings(tiny("llama"), **ON_POLICY, teacher=teacher, data=data))
     assert caught.value.code == "VOX-D033"
-    assert ("line 1, 2, 3, 4, 5 and 4 more" in " ".join(caught.value.faults)) == text
-    assert len(caught.value.faults) == (1 if text else 2)
+    (fault,) = caught.value.faults
+    assert f"line 1, 2{', 3, 4, 5 and 4 more' if text else ''}: found a " in fault
 
 
 def test_pairs_have_no_answer_to_learn_a_teachers_distribution_of(distilled, pairs):

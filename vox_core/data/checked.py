@@ -164,8 +164,12 @@ class CheckedFile:
 
     @property
     def faults(self) -> list[Placed]:
-        """Faults of malformed rows, until rows are chosen."""
-        return [Placed(self.path, line, fault) for line, fault in _facts(self).faults]
+        """Faults of malformed rows, until rows are chosen; one that all rows have is the file's."""
+        found = _facts(self).faults
+        same = {replace(fault, found=f"in every row {fault.found}") for _, fault in found}
+        if not self.rows and len(found) > len(same) == 1:
+            found = [(0, fault) for fault in same]
+        return [Placed(self.path, line, fault) for line, fault in found]
 
     def uses(self, line: int) -> bool:
         """Whether the row in this line is used."""
@@ -219,7 +223,8 @@ def check_files(
     if none := [file.path for file in checked if not file.rows and not file.faults]:
         raise empty(none)
     if faults:
-        raise malformed([*dict.fromkeys(each.path for each in faults)], faults, skip)
+        lost = skip or not any(file.rows for file in checked)
+        raise malformed([*dict.fromkeys(each.path for each in faults)], faults, lost)
     return checked
 
 

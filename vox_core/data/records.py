@@ -91,19 +91,16 @@ class Placed(NamedTuple):
 
 
 def listed(faults: Sequence[tuple[Path, int, object]]) -> list[str]:
-    """Format faults, one per line; a fault that recurs in a file becomes one line with its first
-    rows."""
-    rows: dict[tuple[Path, object], list[int]] = {}
+    """Format faults; one that recurs in a file is one line with its first rows."""
+    rows: dict[tuple[Path, object], dict[int, None]] = {}
     for path, line, fault in faults:
-        rows.setdefault((path, fault), []).append(line)
+        rows.setdefault((path, fault), {})[line] = None
     lines = []
-    for path, line, fault in faults:
-        numbers = rows[path, fault]
-        if (more := len(numbers) - _NAMED) <= 0:
-            lines.append(f"{place_of(path, line)}: {fault}")
-        elif line == numbers[0]:
-            some = [place_of(path, line), *map(str, numbers[1:_NAMED])]
-            lines.append(f"{', '.join(some)} and {more:,} more: {fault}")
+    for (path, fault), found in rows.items():
+        numbers = [*found]
+        some = [place_of(path, numbers[0]), *map(str, numbers[1:_NAMED])]
+        more = f" and {len(numbers) - _NAMED:,} more" if len(numbers) > _NAMED else ""
+        lines.append(f"{', '.join(some)}{more}: {fault}")
     return lines
 
 
@@ -142,7 +139,7 @@ def empty(paths: Sequence[Path]) -> DataError:
     )
 
 
-def malformed(paths: Sequence[Path], faults: Sequence[Placed], skip: bool = False) -> DataError:
+def malformed(paths: Sequence[Path], faults: Sequence[Placed], lost: bool = False) -> DataError:
     return DataError(
         "D003",
         "rows of a data file are malformed",
@@ -150,7 +147,7 @@ def malformed(paths: Sequence[Path], faults: Sequence[Placed], skip: bool = Fals
         found=f"{len(faults)} fault{'s' if len(faults) > 1 else ''}",
         expected=_FORMS,
         faults=listed(faults),
-        remedy=next_step({each.fault.code for each in faults}, paths, _NO_ROW if skip else STEP),
+        remedy=next_step({each.fault.code for each in faults}, paths, _NO_ROW if lost else STEP),
     )
 
 
