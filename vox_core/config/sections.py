@@ -315,7 +315,7 @@ class TrainSettings(DataSettings):
     reward: Names = Field(
         (),
         description="Reward for sampled answers: exact, regex, numeric, json, python or "
-        "FILE.py:FUNCTION; =0.5 behind it is its weight in the sum. Repeatable.",
+        "FILE.py:FUNCTION. Repeatable: the sum counts, each times its weight (exact=0.5).",
     )
     teacher: str | None = Field(
         None, description="Teacher model or run for distillation; must have the same tokenizer."

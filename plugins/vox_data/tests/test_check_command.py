@@ -119,6 +119,7 @@ def test_the_next_command_is_one_that_trains_the_rows(vox, rows, given, more) ->
 
 def test_a_teacher_or_a_reward_that_has_to_be_chosen_is_said(vox) -> None:
     asked = '{"messages": [{"role": "user", "content": "how?"}]}\n'
+    Path("asked.jsonl").write_text(asked)
     Path("rows.jsonl").write_text(asked)
     assert vox("data", "check", "rows.jsonl", "--objective", "grpo").out.endswith(
         "1 prompt\nno problems found\nnext: write a reward, then "
@@ -130,6 +131,10 @@ def test_a_teacher_or_a_reward_that_has_to_be_chosen_is_said(vox) -> None:
         "next: choose a teacher with the same tokenizer, then "
         "vox train rows.jsonl --objective distill --teacher MODEL\n"
     )
+    for reward, found in (("numeric", 2), ("f.py:reward", 0)):
+        done = vox("data", "check", "asked.jsonl", "--objective", "grpo", "--reward", reward)
+        assert done.code == found, done.out
+    assert done.out.endswith("next: vox train asked.jsonl --objective grpo --reward f.py:reward\n")
     Path("vox.toml").write_text('[train]\nobjective = "grpo"\nreward = "f.py:reward"\n')
     assert vox("data", "check", "rows.jsonl").out.endswith("next: vox train rows.jsonl\n")
 

@@ -51,8 +51,8 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
 """Heading in help -> flags of `vox train` that matter for rows."""
 
 
-def _options() -> list[click.Parameter]:
-    wanted = {name for names in _SECTIONS.values() for name in names}
+def _options(*more: str) -> list[click.Parameter]:
+    wanted = {*more, *(name for names in _SECTIONS.values() for name in names)}
     return [option for option in options_of(TrainSettings) if option.name in wanted]
 
 
@@ -62,7 +62,7 @@ def _options() -> list[click.Parameter]:
 @click.command(
     "check",
     cls=Command,
-    params=[files_argument(), *_options(), json_option()],
+    params=[files_argument(), *_options("reward"), json_option()],
     epilog="Example: vox data check train.jsonl",
 )
 @click.pass_context
@@ -77,9 +77,10 @@ def check(
     """List every fault of data files, and summarise their rows.
 
     FILES are data files, as for --data. All rows are checked, also those that the data filters
-    leave out. With --objective, rows that the objective cannot use are errors. Needs no model. With
-    --model or --template, every row is rendered with the chat template as for training, and the
-    masks of the filtered rows are audited. Exit code 2 if there is an error.
+    leave out. With --objective, rows that the objective cannot use are errors, and with a --reward
+    that reads it, rows without an answer. Needs no model. With --model or --template, every row is
+    rendered with the chat template as for training, and the masks of the filtered rows are audited.
+    Exit code 2 if there is an error.
     """
     settings = settings_from(TrainSettings, config_file, with_files(files, flags))
     with_model = not {"model", "template"}.isdisjoint(given(flags))
