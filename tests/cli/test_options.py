@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.services import Training
 from vox_core.cli.options import options_of
-from vox_core.config import TrainSettings, is_table
+from vox_core.config import TrainSettings, is_table, load_settings
 from vox_core.config.loading import PEERS
 from vox_core.host.discover import known_plugins
 from vox_core.host.load import sections
@@ -209,3 +209,18 @@ def test_a_second_module_is_no_data_file(vox, training: Training) -> None:
     assert done.code == 2
     assert "repeat the option: --targets v_proj" in done.err
     assert training.calls == []
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ("judge.py:brief=0.50", "{}/judge.py:brief=0.5"),
+        ("/shared/judge.py:brief=1", "/shared/judge.py:brief"),
+        ("exact=-2e-1", "exact=-0.2"),
+    ],
+)
+def test_a_reward_of_vox_toml_is_a_file_beside_it(written: str, found: str, tmp_path: Path) -> None:
+    file = tmp_path / "vox.toml"
+    for given in (f"{written!r}", f"[{written!r}]"):
+        file.write_text(f"[train]\nreward = {given}\n")
+        assert load_settings(TrainSettings, {}, file=file).reward == (found.format(tmp_path),)

@@ -149,7 +149,7 @@ def test_the_answers_to_a_prompt_are_judged_together_in_one_process(
     monkeypatch.setattr("vox_core.run.rollouts.require_same", lambda *given: None)
     given = {**rewarded, "reward": f"{judge}:judge", "batch_size": 6, "rollouts": 3}
     train(settings(tiny("llama"), **given))
-    validation, step, _ = seen
+    (_, validation), (_, step), _ = seen
     assert validation[:, 0].tolist() == [1 - rank, rank] * 3
     assert step[:, 0].tolist() == ([3 - 3 * rank] * 3 + [3 * rank] * 3) * 3
 
@@ -174,7 +174,54 @@ def test_a_run_goes_on_with_a_corrected_reward(tiny, settings, rewarded, tmp_pat
         train(TrainSettings(resume=run))
     assert "--allow-change reward would let this run go on" in str(refused.value)
     report = train(TrainSettings(resume=run, allow_change=("reward",)))
-    assert report.steps == 1
+    told = read(report.run / "rollouts.jsonl")
+    assert len(told) == 12 and all(line["reward"] == len(line["answer"]) for line in told)
+    assert any("--allow-change" in text or "reward" in text for text in report.warnings)
+
+
+def test_validations_by_another_reward_are_not_compared(tiny, settings, rewarded, tmp_path):
+    judge = tmp_path / "judge.py"
+    judge.write_text("def judge(row, answer):\n    return 1.0\n")
+    given = {**rewarded, "reward": f"{judge}:judge=100", "eval_every": 1, "load_best_at_end": True}
+    report = train(settings(tiny("llama"), **{**given, "max_steps": 2, "epochs": 9}))
+    changes = ("reward", "max-steps")
+    resumed = train(
+        TrainSettings(
+            resume=report.run, reward=(f"{judge}:judge",), max_steps=4, allow_change=changes
+        )
+    )
+    assert "-100" not in " ".join(notices_of(resumed))
+    lines = read(resumed.run / "telemetry.jsonl")
+    losses = [line["loss"] for line in lines if line["event"] == "validation"]
+    assert losses[:3] == [-100.0] * 3 and {*losses[3:]} == {-1.0}
+
+
+def notices_of(report) -> list[str]:
+    lines = read(report.run / "telemetry.jsonl")
+    starts = [at for at, line in enumerate(lines) if line["event"] == "run_start"]
+    return [line["message"] for line in lines[starts[-1] :] if line["event"] == "notice"]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("(row, answer):\n    return 1 / (row['level'] - 2)", "line 3: judge: raised Zero"),
+        (
+            "(completions, level):\n    return [1 / (each - 2) for each in level]",
+            "line 1: judge: raised ZeroDivisionError: division by zero",
+        ),
+    ],
+)
+def test_the_error_of_a_reward_names_it_and_the_row(tiny, settings, rewarded, tmp_path, code, said):
+    judge = tmp_path / "judge.py"
+    judge.write_text(f"def judge{code}\n")
+    names = (f"{judge}:judge",)
+    with pytest.raises(TrainingError) as caught:
+        train(settings(tiny("llama"), **{**rewarded, "reward": names}))
+    where = str(caught.value.where).rpartition(", ")[2]
+    assert f"{where}: {caught.value.found}".startswith(said)
+    together = "of 6 answers at once; this is the first"
+    assert (together in str(caught.value.found)) == ("completions" in code)
 
 
 def test_an_answer_that_no_reward_judges_ends_the_run(tiny, settings, rewarded, tmp_path):
@@ -199,10 +246,11 @@ def test_a_row_without_a_field_of_the_function_is_found_before_the_run(
 @pytest.mark.parametrize(
     ("names", "code", "said"),
     [
-        (("exact", "exact=0.5"), "VOX-C004", "two rewards named 'exact'"),
+        (("exact", "exact=0.5"), "VOX-C002", "two rewards are named 'exact'"),
         (("accuracy",), "VOX-B013", "one of FILE.py:FUNCTION, exact"),
-        (("judge.py",), "VOX-B013", "one of FILE.py:FUNCTION, exact"),
-        (("exact=nan",), "VOX-B013", "no installed plugin provides 'exact=nan'"),
+        (("judge.py",), "VOX-C002", "give NAME or FILE.py:FUNCTION"),
+        (("exact=nan",), "VOX-C002", "a weight stands behind it"),
+        (("exact=half",), "VOX-C002", "a weight stands behind it"),
     ],
 )
 def test_rewards_that_cannot_be_had_are_refused(tiny, settings, rewarded, names, code, said):

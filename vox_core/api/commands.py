@@ -3,7 +3,6 @@
 from vox_core.cli.failures import (
     STOPPED as STOPPED,
     describe as describe,
-    end_with as end_with,
     kept_if_stopped as kept_if_stopped,
 )
 from vox_core.cli.lazy import Command as Command, Group as Group, json_option as json_option

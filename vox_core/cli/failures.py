@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -80,12 +80,6 @@ def _print(text: object) -> None:
 def describe(error: VoxError) -> dict[str, Any]:
     """Return the error as a JSON object."""
     return {**{key: getattr(error, key) for key in KEYS}, "faults": list(error.faults)}
-
-
-def end_with(error: VoxError) -> NoReturn:
-    """Print an error on stderr and exit, for a command whose JSON output already contains it."""
-    _print(error)
-    raise click.exceptions.Exit(error.exit_code)
 
 
 def _report(

@@ -220,6 +220,9 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
         # A keyword, such as `auto`, is no path.
         if re.search("Path|DataSource", annotation) and f"'{value}'" not in annotation:
             fields[name] = seen_from(folder, value)
+        elif name == "reward":
+            texts = [value] if isinstance(value, str) else value
+            fields[name] = [seen_from(folder, each) if ":" in each else each for each in texts]
     return fields
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -152,6 +152,40 @@ Sources = Annotated[
     tuple[Annotated[DataSource, BeforeValidator(_path_and_weight)], ...],
     BeforeValidator(_one_or_many),
 ]
+
+
+_REWARD = re.compile(r"(?:(.+):)?([^:=]+)(?:=(-?\d+(?:\.\d+)?(?:e-?\d+)?))?")
+
+
+class RewardSource(NamedTuple):
+    """A reward as a setting names it: `NAME` of a plugin, or `FILE.py:FUNCTION`, with `=WEIGHT`
+    behind it or 1."""
+
+    file: Path | None
+    name: str
+    weight: float
+
+    @classmethod
+    def of(cls, text: str) -> RewardSource:
+        found = _REWARD.fullmatch(text)
+        if found is None or found[2].endswith(".py"):
+            raise ValueError("give NAME or FILE.py:FUNCTION; a weight stands behind it: exact=0.5")
+        return cls(Path(found[1]) if found[1] else None, found[2], float(found[3] or 1))
+
+    def __str__(self) -> str:
+        source = f"{self.file}:{self.name}" if self.file else self.name
+        return source if self.weight == 1 else f"{source}={self.weight:g}"
+
+
+def _rewards(texts: tuple[str, ...]) -> tuple[str, ...]:
+    sources = [*map(RewardSource.of, texts)]
+    names = [each.name for each in sources]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two rewards are named {twice[0]!r}; rename a function, or leave one out")
+    return tuple(map(str, sources))
+
+
+RewardNames = Annotated[tuple[str, ...], BeforeValidator(_one_or_many), AfterValidator(_rewards)]
 
 
 def seen_from(folder: Path, value: Any) -> Any:
@@ -312,7 +346,7 @@ class TrainSettings(DataSettings):
         description="Setting of the objective: beta=0.1. Repeatable; in vox.toml a table "
         "[train.objective-options].",
     )
-    reward: Names = Field(
+    reward: RewardNames = Field(
         (),
         description="Reward for sampled answers: exact, regex, numeric, json, python or "
         "FILE.py:FUNCTION. Repeatable: the sum counts, each times its weight (exact=0.5).",

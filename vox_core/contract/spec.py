@@ -194,6 +194,11 @@ class FineTuneContract:
     def digest(self) -> str:
         return digest_of(self.to_json())
 
+    @property
+    def validated(self) -> str:
+        """Return the digest of the validation rows, and the rewards that judge answers to them."""
+        return " ".join((self.data.valid_digest or "", *self.rollouts.rewards))
+
 
 def digest_of(document: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the canonical JSON (sorted keys, no spaces, UTF-8), in hex."""

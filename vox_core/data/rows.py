@@ -27,13 +27,13 @@ Where the model learns from its own answers, the document is the prompt.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from vox_core.config.sections import RewardSource
 from vox_core.contract import SFT, Objective, ObjectiveSpec, Reward
 from vox_core.data.faults import RowError, all_of, faulty, json_type, text_of
 from vox_core.data.fields import (
@@ -60,9 +60,8 @@ from vox_core.errors import ConfigError
 from vox_core.host.load import call_hook, format_error, provider
 
 Kind: TypeAlias = Literal["chat", "completion", "text", "preference"]
-REWARD_OF_FILE = "FILE.py:FUNCTION"
-"""Name of the rewards that are functions of files."""
 Answers: TypeAlias = Literal["some", "last", "optional"]
+Rewards: TypeAlias = tuple[tuple[RewardSource, Reward], ...]
 Tools: TypeAlias = tuple[Mapping[str, Any], ...]
 Messages: TypeAlias = tuple[Message, ...]
 
@@ -429,46 +428,19 @@ def load_objective(name: str, options: tuple[tuple[str, str], ...] = ()) -> Obje
     return objective
 
 
-@dataclass(frozen=True, slots=True)
-class WeightedReward:
-    """A reward of a weighted sum, with its name in telemetry."""
-
-    name: str
-    weight: float
-    reward: Reward
-
-
-def load_rewards(named: Iterable[str]) -> tuple[WeightedReward, ...]:
-    """Load rewards: each a plugin's, by name, or `FILE.py:FUNCTION`, with `=WEIGHT` behind it or 1.
+def load_rewards(named: Iterable[str]) -> Rewards:
+    """Load rewards: each a plugin's, by name, or a function of a file.
 
     Raises:
         BackendError: B013, no plugin provides one.
-        ConfigError: C004, there is no such function, or its name stands twice.
+        ConfigError: C004, there is no such function.
     """
-    found: dict[str, WeightedReward] = {}
-    for text in named:
-        source, weight = _weighted(text)
-        name = source.rpartition(":")[2]
-        if name in found:
-            raise ConfigError(
-                "C004",
-                f"there are two rewards named {name!r}",
-                where=f"--reward {text}",
-                expected="a name for each, for their means in telemetry.jsonl",
-                remedy="rename the function, or leave one out",
-            )
-        plugin = provider("rewards", REWARD_OF_FILE if ":" in source else source)
-        reward = call_hook(plugin, "vox_reward", Reward, name=source)
-        found[name] = WeightedReward(name, weight, reward)
-    return tuple(found.values())
-
-
-def _weighted(text: str) -> tuple[str, float]:
-    source, _, weight = text.rpartition("=")
-    try:
-        return (source, float(weight)) if math.isfinite(float(weight)) else (text, 1.0)
-    except ValueError:
-        return text, 1.0
+    found = []
+    for source in map(RewardSource.of, named):
+        plugin = provider("rewards", "FILE.py:FUNCTION" if source.file else source.name)
+        name = str(source._replace(weight=1))
+        found.append((source, call_hook(plugin, "vox_reward", Reward, name=name)))
+    return tuple(found)
 
 
 def objective_of(spec: ObjectiveSpec) -> Objective | None:
@@ -513,9 +485,9 @@ def learns_from_answers(objective: Objective | None) -> bool:
     return objective is not None and "rollouts" in objective.needs
 
 
-def answers_for(objective: Objective | None, rewards: Iterable[WeightedReward] = ()) -> Answers:
+def answers_for(objective: Objective | None, rewards: Rewards = ()) -> Answers:
     """Return which answers the rows need, for the objective and for the rewards."""
-    reads = any(each.reward.reads_answer for each in rewards)
+    reads = any(reward.reads_answer for _, reward in rewards)
     needed: Answers = "last" if reads else "optional"
     return needed if learns_from_answers(objective) else "some"
 

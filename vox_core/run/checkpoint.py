@@ -94,7 +94,7 @@ class Origin(_Json):
         elapsed: seconds of training, over every resume.
         losses: of the applied steps, in order; None where not finite.
         validations: (step, loss), step 0 before training.
-        valid_digest: of the rows of `validations`, as in the contract.
+        validated: what `validations` measured, as in the contract.
         skipped_in_a_row: steps in a row, up to this one, that were not applied.
     """
 
@@ -106,7 +106,7 @@ class Origin(_Json):
     versions: dict[str, str] = {}
     losses: tuple[float | None, ...] = ()
     validations: tuple[tuple[Count, float | None], ...] = ()
-    valid_digest: str | None = None
+    validated: str = ""
     skipped_in_a_row: Count = 0
 
 

@@ -25,7 +25,7 @@ from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.formats import find_split, place_of
 from vox_core.data.rows import (
     Answers,
-    WeightedReward,
+    Rewards,
     answers_for,
     learns_from_answers,
     load_rewards,
@@ -83,7 +83,7 @@ class RunInputs:
     selection: Selection
     seen: Seen
     objective: Objective | None = None
-    rewards: tuple[WeightedReward, ...] = ()
+    rewards: Rewards = ()
     teacher: ModelReference | None = None
     start: Start | None = None
     evaluator: Evaluator | None = None
@@ -193,9 +193,9 @@ def chosen_rows(settings: TrainSettings, answers: Answers | None = None) -> Chos
     return choose_rows(train, valid, settings.policy(), settings.fields, answers=answers)
 
 
-def _require_fields(rewards: Sequence[WeightedReward], rows: Chosen) -> None:
+def _require_fields(rewards: Rewards, rows: Chosen) -> None:
     """Refuse the first row without a field that a reward needs (D003)."""
-    needed = {field: each.name for each in rewards for field in each.reward.fields}
+    needed = {field: source.name for source, reward in rewards for field in reward.fields}
     for file in (*rows.train, *rows.valid) if needed else ():
         for number, row in file.parsed():
             if missing := [field for field in needed if field not in row]:
@@ -205,7 +205,7 @@ def _require_fields(rewards: Sequence[WeightedReward], rows: Chosen) -> None:
                     where=place_of(file.path, number),
                     found=f"the fields {', '.join(row)}",
                     expected=", ".join(f"{field} (for {needed[field]})" for field in missing),
-                    remedy="add the field to the row, or give the parameter a default",
+                    remedy="add it, or give the parameter a default (--field NAME=COLUMN renames)",
                 )
 
 

@@ -362,8 +362,8 @@ def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepS
             if adapter := plan.inputs.reference_adapter:
                 model.add_adapter(REFERENCE, adapter)
             reference = partial(model.log_probs, adapter=REFERENCE if adapter else None)
-        for each in plan.inputs.rewards:
-            stack.callback(each.reward.close)
+        for _, reward in plan.inputs.rewards:
+            stack.callback(reward.close)
         yield Rollouts(plan, trainer, reference, context.world)
 
 
@@ -423,7 +423,7 @@ def _checkpoint_writer(session: Session) -> CheckpointWriter:
         "seed": contract.seed,
         "elapsed": before.elapsed,
         "versions": versions(session.plan.inputs.backend),
-        "valid_digest": contract.data.valid_digest,
+        "validated": contract.validated,
     }
     return CheckpointWriter(
         session.plan.run.checkpoints,

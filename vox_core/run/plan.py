@@ -18,6 +18,7 @@ from vox_core.adapter.targets import (
     trained_parameters,
 )
 from vox_core.cache import file_sha256
+from vox_core.config.sections import RewardSource
 from vox_core.contract import (
     AdapterSpec,
     DataIdentity,
@@ -171,7 +172,7 @@ def rollout_spec(settings: TrainSettings, inputs: RunInputs) -> RolloutSpec:
     if not learns_from_answers(inputs.objective):
         return RolloutSpec(teacher=teacher)
     return RolloutSpec(
-        tuple(map(_reward_spec, settings.reward)),
+        tuple(_reward_spec(RewardSource.of(each)) for each in settings.reward),
         settings.rollouts,
         settings.rollout_tokens,
         settings.rollout_temperature,
@@ -180,12 +181,11 @@ def rollout_spec(settings: TrainSettings, inputs: RunInputs) -> RolloutSpec:
     )
 
 
-def _reward_spec(text: str) -> str:
+def _reward_spec(source: RewardSource) -> str:
     """Describe a reward by its name and weight, and a file by its SHA-256."""
-    file, colon, function = text.rpartition(":")
-    if not colon:
-        return text
-    return f"{Path(file).name}:{function} {file_sha256(Path(file))}"
+    if source.file is None:
+        return str(source)
+    return f"{source._replace(file=Path(source.file.name))} {file_sha256(source.file)}"
 
 
 def data_size(contract: FineTuneContract) -> str:

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vox_core import bounded_json
 from vox_core.bounded_json import differences, schema_faults
 from vox_core.config import BackendName, Change, DataSource, TrainSettings, validate
-from vox_core.config.sections import kebab
+from vox_core.config.sections import RewardSource, kebab
 from vox_core.contract import ExecutionPlan
 from vox_core.contract.spec import digest_of as digest_of
 from vox_core.data.formats import is_remote
@@ -282,10 +282,8 @@ def in_force(settings: TrainSettings) -> dict[str, Any]:
     for name in ("model", "teacher"):
         if told[name] and Path(told[name]).exists():
             told[name] = str(Path(told[name]).resolve())
-    functions = (each.rpartition(":") for each in settings.reward)
-    told["reward"] = [
-        f"{Path(file).resolve()}:{name}" if file else name for file, _, name in functions
-    ]
+    rewards = map(RewardSource.of, settings.reward)
+    told["reward"] = [str(r._replace(file=r.file.resolve()) if r.file else r) for r in rewards]
     told["eval_suite"] = [  # an installed suite has a name, and no path
         str(suite.resolve() if suite.is_file() else suite) for suite in settings.eval_suite
     ]

@@ -36,7 +36,6 @@ from vox_core.contract import (
     DType,
     Floats,
     Place,
-    Reward,
     Step,
     Trainer,
     Validation,
@@ -98,7 +97,8 @@ class Rollouts:
     ) -> None:
         self._plan, self._trainer, self._reference = plan, trainer, reference
         self._world = world
-        self._rewards = plan.inputs.rewards
+        self._rewards = {source.name: reward for source, reward in plan.inputs.rewards}
+        self._weights_R = np.array([source.weight for source, _ in plan.inputs.rewards])
         self._tokenizer = load_tokenizer(plan.inputs.model.tokenizer)
         self._ends = end_of_turn_ids(self._tokenizer)
         rows = plan.inputs.rows
@@ -123,10 +123,9 @@ class Rollouts:
         answers = self._sample(
             data, chosen.tolist(), turn + 1, made.rollouts, made.rollout_temperature
         )
-        rewards_NR = self._judged(data, answers)
-        rewards_N = self._sum(rewards_NR)
-        self._record(number, data, answers, rewards_NR)
-        self._sampled = self._placed(answers, rewards_N)
+        judged = self._judged(data, answers)
+        self._record(number, data, answers, judged)
+        self._sampled = self._placed(answers, judged[0])
         return self._sampled
 
     def validation(self, learner: Learner) -> Validation:
@@ -137,7 +136,7 @@ class Rollouts:
         assert valid is not None
         answers = self._sample(valid, range(len(valid)), 0, 1, 0.0)
         if self._rewards or self._reference is None:
-            rewards_N = self._sum(self._judged(valid, answers))
+            rewards_N, _ = self._judged(valid, answers)
             mean = float(np.mean(rewards_N))
             return Validation(learner.step, -mean, mean, margin(rewards_N))
         apart = total = 0.0
@@ -178,12 +177,12 @@ class Rollouts:
         wanted = self._plan.settings.rollout_tokens
         return wanted if self._positions is None else min(wanted, self._positions - len(prompt))
 
-    def _judged(self, data: Dataset, answers: Sequence[Rollout]) -> Doubles:
+    def _judged(self, data: Dataset, answers: Sequence[Rollout]) -> tuple[Doubles, Doubles]:
         """Judge the answers, those to a prompt in one process: a reward need not be a function of
         its answers.
 
         Returns:
-            (N, R) float64, NaN where a reward says nothing of an answer.
+            (N,) float64, the weighted sums, and (N, R) float64, NaN where a reward says nothing.
         """
         tokens = [[*map(int, answer.tokens)] for answer in answers]
         require_same(self._trainer, self._world, lambda: {"sampled answers": json.dumps(tokens)})
@@ -192,26 +191,32 @@ class Rollouts:
         own = {*prompts[self._world.rank :: self._world.size]}
         mine = [n for n, answer in enumerate(answers) if answer.prompt in own]
         asked = [(_place(data, answers[n].prompt), answers[n].text) for n in mine]
-        for column, each in enumerate(self._rewards if mine else ()):
-            rewards_NR[mine, column] = self._judge(each.reward, asked)
+        for column, name in enumerate(self._rewards if mine else ()):
+            rewards_NR[mine, column] = self._judge(name, asked)
         for number, (place, text) in zip(mine, asked, strict=True):
             if self._rewards and np.isnan(rewards_NR[number]).all():
                 raise self._unjudged(place, text, "every reward returned None")
-        return self._trainer.share(rewards_NR.ravel()).reshape(rewards_NR.shape)
+        rewards_NR = self._trainer.share(rewards_NR.ravel()).reshape(rewards_NR.shape)
+        return np.nansum(rewards_NR * self._weights_R, axis=1), rewards_NR
 
-    def _judge(self, reward: Reward, asked: Sequence[tuple[tuple[Path, int], str]]) -> list[float]:
+    def _judge(self, name: str, asked: Sequence[tuple[tuple[Path, int], str]]) -> list[float]:
         """Return what a reward says of answers to rows (T004 if one cannot be judged)."""
-        values = list[float]()
+        values, judged, cause = list[float](), None, None
         try:
-            judged = reward.judge_all([self._rows[it] for it, _ in asked], [it for _, it in asked])
-            for value, _ in zip(judged, asked, strict=True):
+            rows, texts = [self._rows[place] for place, _ in asked], [text for _, text in asked]
+            judged = self._rewards[name].judge_all(rows, texts)
+            for value in judged:
                 values.append(_number(value))
-        except Exception as error:
-            told = isinstance(error, ValueError)
+            if len(values) == len(asked):
+                return values
+            fault = f"{len(values)} rewards of {len(asked)} answers"
+        except Exception as error:  # noqa: BLE001 (a reward may raise anything)
+            told, cause = isinstance(error, ValueError), error
             fault = str(error) if told else f"{format_error(error)} ({raised_at(error)})"
-            # Of answers that are judged together the first is named.
-            raise self._unjudged(*asked[min(len(values), len(asked) - 1)], fault) from error
-        return values
+        if judged is None and len(asked) > 1:
+            fault += f", of {len(asked)} answers at once; this is the first"
+        place, text = asked[min(len(values), len(asked) - 1)]
+        raise self._unjudged(place, text, f"{name}: {fault}") from cause
 
     def _unjudged(self, place: tuple[Path, int], answer: str, fault: str) -> TrainingError:
         return TrainingError(
@@ -224,12 +229,6 @@ class Rollouts:
             + command("vox", "train", "--resume", self._plan.run.path, "--allow-change", "reward")
             + "; with other rows train again, with another --out",
         )
-
-    def _sum(self, rewards_NR: Doubles) -> Doubles:
-        """Return the weighted sum of an answer's rewards, (N,) float64."""
-        weights_R = np.array([each.weight for each in self._rewards])
-        sums_N: Doubles = np.nansum(rewards_NR * weights_R, axis=1)
-        return sums_N
 
     def _placed(self, answers: Sequence[Rollout], rewards_N: Doubles) -> StepBatches:
         made, count = self._plan.execution, self._plan.settings.rollouts
@@ -254,9 +253,10 @@ class Rollouts:
         return tuple(batches), total_weight(batches), tuple(groups)
 
     def _record(
-        self, step: int, data: Dataset, answers: Sequence[Rollout], rewards_NR: Doubles
+        self, step: int, data: Dataset, answers: Sequence[Rollout], judged: tuple[Doubles, Doubles]
     ) -> None:
-        rewards_N, names = self._sum(rewards_NR), [each.name for each in self._rewards]
+        rewards_N, rewards_NR = judged
+        names = [*self._rewards]
         if names:
             means = {"reward": rewards_N.mean()}
             for name, values_N in zip(names, rewards_NR.T, strict=True):

@@ -237,11 +237,11 @@ class Session:
             files.remove_leftovers(worked_in)
         self.start = self._fresh() if plan.fresh else self._resumed()
         self.origin = before = checkpoint.origin(plan.run.checkpoints, self.start.step)
-        same_rows = before.valid_digest == contract.data.valid_digest  # else they say nothing of it
+        same = before.validated == contract.validated  # else they say nothing of it
         self.progress = Progress(
             plan.settings.patience,
             before.losses,
-            before.validations if same_rows else (),
+            before.validations if same else (),
             before.skipped_in_a_row,
         )
         self.controller = RunController(

@@ -8,14 +8,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from vox_core.api.commands import (
     Command,
     describe,
-    end_with,
     files_argument,
     given,
     json_option,
@@ -32,6 +31,7 @@ from vox_core.api.progress import display
 from vox_core.api.settings import DataSettings, TrainSettings
 
 if TYPE_CHECKING:
+    from vox_core.errors import VoxError
     from vox_data.check import CheckReport, FileReport
     from vox_data.mix import MixReport, SourceReport
     from vox_data.preview import PreviewReport
@@ -95,13 +95,19 @@ def check(
     else:
         _show_check(report)
     if report.error:
-        end_with(report.error)
+        _end_with(report.error)
     if not report.sound:
         ctx.exit(FAULTY)
     if not as_json:
         click.echo("no problems found")
         step = ("next:", report.choice, _train_command(ctx, report.lacks))
         click.echo(printable(" ".join(filter(None, step))))
+
+
+def _end_with(error: VoxError) -> NoReturn:
+    """Print an error and exit, where the JSON output has it already."""
+    click.echo(printable(error, lines=True), err=True)
+    raise click.exceptions.Exit(error.exit_code)
 
 
 def _train_command(ctx: click.Context, more: Mapping[str, str]) -> str:
@@ -355,7 +361,7 @@ def preview(
     else:
         _show_preview(report, weights)
     if report.error:
-        end_with(report.error)
+        _end_with(report.error)
     return report
 
 

@@ -165,6 +165,8 @@ def test_a_function_has_a_process_from_its_first_answer_on(tmp_path, monkeypatch
         ("prompts, **kwargs", "is a function (prompts, **kwargs)"),
         ("answer", "is a function (answer)"),
         ("row, answer, *, scale", "is a function (row, answer, *, scale)"),
+        ("completions, /", "is a function (completions, /)"),
+        ("completions, completion_ids, **kw", "needs completion_ids, which vox does not have"),
     ],
 )
 def test_a_function_with_other_parameters_is_refused_at_once(tmp_path, parameters, found):
@@ -326,13 +328,21 @@ def test_a_function_of_lists_may_leave_an_answer_to_others_and_names_its_fields(
 
 
 @pytest.mark.parametrize(
-    "code", ["(row, answer):\n    return 0.5", "(completions):\n    return [0.5]"]
+    "code",
+    [
+        "(row, answer):\n    async with GATE:\n        return await asyncio.sleep(0.001, 0.5)",
+        "(completions):\n    async def one(_):\n        async with GATE:\n"
+        "            return await asyncio.sleep(0.001, 0.5)\n"
+        "    return await asyncio.gather(*map(one, completions))",
+    ],
 )
-def test_a_coroutine_is_awaited(tmp_path, code):
+def test_coroutines_are_awaited_in_one_loop(tmp_path, code):
     file = tmp_path / "judge.py"
-    file.write_text(f"async def judge{code}\n")
+    file.write_text(f"import asyncio\nGATE = asyncio.Semaphore(1)\n\nasync def judge{code}\n")
     judge = rewards.reward_of(f"{file}:judge")
-    assert judge.judge({"prompt": "Hi?"}, "four") == 0.5
+    row = {"prompt": "Hi?"}
+    for _ in range(2):
+        assert [*judge.judge_all([row, row], ["four", "more"])] == [0.5, 0.5]
     judge.close()
 
 

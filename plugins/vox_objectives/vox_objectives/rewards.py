@@ -197,7 +197,7 @@ class FunctionReward(Reward):
         said = self._ask(question, SECONDS * len(answers))
         if "fault" in said:
             cause = RuntimeError(said["traceback"]) if "traceback" in said else None
-            raise ValueError(f"{self._function} {said['fault']}") from cause
+            raise ValueError(said["fault"]) from cause
         rewards: list[float | None] = said["rewards"]
         return rewards
 
