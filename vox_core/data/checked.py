@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -189,12 +190,10 @@ class CheckedFile:
 
     def require_unchanged(self) -> None:
         """Refuse a file that is not the one that was checked (D001)."""
-        try:
-            same = _state(self.on_disk) == self.state
-        except OSError:
-            same = False
-        if not same:
-            raise changed(self.path)
+        with suppress(OSError):
+            if _state(self.on_disk) == self.state:
+                return
+        raise changed(self.path)
 
 
 def check_files(
@@ -259,10 +258,10 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 
 class CheckedRows:
-    """The rows of several checked files with their facts, numbered over all files."""
+    """The rows of files checked with `answers` and their facts, numbered over all files."""
 
-    def __init__(self, files: Sequence[CheckedFile]) -> None:
-        self.files, self.facts = files, [_facts(file) for file in files]
+    def __init__(self, files: Sequence[CheckedFile], answers: Answers) -> None:
+        self.files, self.facts, self._answers = files, [_facts(file) for file in files], answers
         self._ends = np.cumsum([0, *(each.rows for each in self.facts)])
 
     def __len__(self) -> int:
@@ -297,7 +296,7 @@ class CheckedRows:
         for file in self.masked(used_N):
             try:
                 for number, line in file.used_lines():
-                    yield text_of(read_row(line, file.path, number, answers="optional"))
+                    yield text_of(read_row(line, file.path, number, answers=self._answers))
             except RowError as fault:
                 raise changed(file.path) from fault
             file.require_unchanged()

@@ -106,8 +106,8 @@ def choose_rows(
     finder = _near_finder() if policy.dedup == "near" else None  # before anything is read
     skip = policy.malformed_rows == "skip"
     checked = check_files([*train, *valid], fields, skip=skip, answers=answers)
-    rows = CheckedRows(checked[: len(train)]), CheckedRows(checked[len(train) :])
-    return _choose(*rows, policy, finder)
+    first, rest = checked[: len(train)], checked[len(train) :]
+    return _choose(CheckedRows(first, answers), CheckedRows(rest, answers), policy, finder)
 
 
 def _choose(

@@ -138,6 +138,17 @@ def test_near_duplicates_are_looked_for_once(
         choose_rows([path], [], replace(policy, near_threshold=0.9))
 
 
+def test_rows_with_an_answer_are_compared_without_their_other_fields(tmp_path: Path) -> None:
+    def turns(n: int) -> dict[str, Any]:
+        roles = ("user", "assistant", "user")
+        return {"messages": [{"role": role, "content": f"{LONG} {n}"} for role in roles]}
+
+    rows = [{**turns(n), "meta": " ".join(str(n * i) for i in range(400, 800))} for n in (1, 2)]
+    for name, data in (("a", rows), ("b", [turns(1), turns(2)])):
+        found = choose_rows([write(tmp_path / f"{name}.jsonl", data)], [], POLICY)
+        assert found.report and found.report.left_out("train") == {"near duplicate": 1}, name
+
+
 def test_validation_rows_that_nearly_are_trained_on(tmp_path: Path) -> None:
     train = write(tmp_path / "a.jsonl", [{"text": LONG}, *GOOD])
     valid = write(tmp_path / "v.jsonl", [{"text": "new"}, GOOD[1], {"text": f"{LONG} x"}])
