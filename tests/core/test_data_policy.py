@@ -27,7 +27,7 @@ from vox_core.data.checked import CheckedFile, RowMask, check_files, cut
 from vox_core.data.chosen import choose_rows, overlap
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.faults import CODES, RowError
-from vox_core.data.fields import Attributes
+from vox_core.data.fields import ATTRIBUTES, Attributes
 from vox_core.data.json_rows import parse_object
 from vox_core.data.messages import Message
 from vox_core.data.row_facts import (
@@ -125,9 +125,10 @@ def test_weights_make_another_row_of_the_same_words() -> None:
 
 def test_prompts_without_an_answer_are_compared_with_their_other_fields(tmp_path: Path) -> None:
     asked = {"messages": [{"role": "user", "content": "how?"}]}
+    attributes = {**dict.fromkeys(ATTRIBUTES, "x"), "rating": 3, "tags": ["x"]}
     rows = [
         {"prompt": "how?", "tests": [1], "level": "easy"},
-        {"level": "easy", "tests": [1], "prompt": "how?", "rating": 3},
+        {"level": "easy", "tests": [1], "prompt": "how?", "rating": None, "id": None},
         {"prompt": "how?", "tests": [2], "level": "easy"},
         {"prompt": "how?", "completion": "so", "tests": [1]},
         {"prompt": "how?", "completion": "so", "tests": [2]},
@@ -136,10 +137,11 @@ def test_prompts_without_an_answer_are_compared_with_their_other_fields(tmp_path
         {**asked, "tests": [1]},
         asked,
         {"prompt": "how?"},
+        *({"prompt": "how?", name: value} for name, value in attributes.items()),
     ]
     path = write(tmp_path / "a.jsonl", rows)
     (file,) = choose_rows([path], [], DataPolicy(dedup="exact"), answers="optional").train
-    assert [line for line in range(1, 11) if file.uses(line)] == [1, 3, 4, 6, 7, 9]
+    assert [line for line in range(1, 18) if file.uses(line)] == [1, 3, 4, 6, 7, 9, *range(11, 18)]
     said = [digests(parse_row(dict(row), answers="optional"))[0] for row in rows]
     assert len({*said}) == 2, "the split keeps rows of one prompt on one side"
 

@@ -5,7 +5,7 @@ file's SHA-256, and another policy reads no row. A row takes 64 bytes.
 
 Rows are compared by content digests, blake2b-128 of roles, texts and tools: two rows are duplicates
 if they say the same, be it as messages or as a prompt with its completion, whatever their
-attributes. Prompts without an answer are, if their other fields are the same, too.
+attributes. Prompts without an answer are, if attributes and other fields are the same, too.
 
 Shape legend: R well-formed rows of a file, N rows of several, V rows for validation, P pairs; 2
 halves of a digest.

@@ -82,7 +82,7 @@ class Record:
         tools: JSON schemas of the functions that the assistant may call.
         form: name of the row's form, such as "Alpaca".
         answered: the last message is an answer to train; False: the model answers the messages.
-        others: names and values of a prompt's other fields, which a reward may read.
+        others: names and values of a prompt's other fields, which a reward may read; no null.
     """
 
     kind: Kind
@@ -138,7 +138,8 @@ def parse_row(
         partial(_refuse_unsupported, values, ("documents",)),
         partial(_unused, fields),
     )
-    others = () if said.answered else tuple((name, values[name]) for name in sorted(unused))
+    names = () if said.answered else sorted({*unused, *ATTRIBUTES})
+    others = tuple((name, values[name]) for name in names if values.get(name) is not None)
     said = replace(said, source=source, line=line, unused=unused, tools=tools)
     record: Record = replace(said, attributes=attributes, others=others)
     return record
