@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -340,7 +341,7 @@ def test_a_row_that_is_no_prompt_alone_is_read_as_ever(
 
 
 @pytest.mark.parametrize("prompt", ["a", [{"role": "user", "content": "a"}]])
-@pytest.mark.parametrize("answer", [7, 7.5, False, ["a", 1], [], {"x": None}])
+@pytest.mark.parametrize("answer", [7, ["é", 1], [], {"x": None}, [{"name": "Ann"}]])
 def test_an_answer_for_a_reward_may_be_any_json_value(
     prompt: Any, answer: Any, tmp_path: Path
 ) -> None:
@@ -352,7 +353,11 @@ def test_an_answer_for_a_reward_may_be_any_json_value(
         assert isinstance(found, Record) and found.messages and found.answered
         assert json.loads(found.messages[-1].content) == answer
     ((_, found),) = read_lines(path)
-    assert 'as "answer"' in str(found), "an answer that is trained is a text"
+    assert re.search('as "?answer', str(found)), "an answer that is trained is a text"
+    for key in ("role", "from"):
+        path.write_text(json.dumps({"prompt": prompt, "completion": {key: "assistant"}}))
+        ((_, found),) = read_lines(path, answers="last")
+        assert 'found an object as "completion"' in str(found), "its list is missing"
 
 
 # --- where fields stand ---------------------------------------------------------------------------

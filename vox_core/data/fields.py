@@ -174,11 +174,13 @@ class Fields:
         return self.values.get(name)
 
     def unused(self) -> tuple[str, ...]:
-        """Names that no form has used, in the order of the row; not those of a form that the
-        row does not have, where a table has columns for all of them."""
+        """Names that no form has used, in the order of the row; a misspelt one is a fault. Not
+        those of a form that the row does not have, where a table has columns for all of them."""
         known = {*self.used, *ATTRIBUTES, PROVENANCE}
         known.update(name for name in CONTENT if self.values.get(name) is None)
-        return tuple(name for name in self.values if name not in known)
+        names = tuple(name for name in self.values if name not in known)
+        refuse_misspelt(names)
+        return names
 
 
 def refuse_unknown(names: Sequence[str]) -> NoReturn:

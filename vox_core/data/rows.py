@@ -122,7 +122,8 @@ def parse_row(
             reward to read, and may be any JSON value.
     """
     if answers != "some":
-        values = {**values, **_answers_as_text(values)}
+        texts = ((name, answer_text(values.get(name))) for name in (*ANSWERS, QUESTION[1]))
+        values = {**values, **{name: text for name, text in texts if text is not None}}
     fields = Fields(values)
     if values.keys() == {"messages"}:  # the usual case, which none of the rest can object to
         return replace(_chat(fields, answers), source=source, line=line)
@@ -136,7 +137,7 @@ def parse_row(
         partial(attributes_of, values),
         partial(_tools, fields, read),
         partial(_refuse_unsupported, values, ("documents",)),
-        partial(_unused, fields),
+        fields.unused,
     )
     names = () if said.answered else sorted({*unused, *ATTRIBUTES})
     others = tuple((name, values[name]) for name in names if values.get(name) is not None)
@@ -145,14 +146,14 @@ def parse_row(
     return record
 
 
-def _answers_as_text(values: Mapping[str, object]) -> dict[str, str]:
-    given = {name: values.get(name) for name in (*ANSWERS, QUESTION[1])}
-    return {
-        name: json.dumps(value)
-        for name, value in given.items()
-        if isinstance(value, bool | int | float | dict)
-        or (isinstance(value, list) and not any(isinstance(each, dict) for each in value))
-    }
+def answer_text(value: object) -> str | None:
+    """Return the text that a reward reads, JSON of other values; None for null and messages."""
+    if value is None or isinstance(value, str):
+        return value
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(each, dict) and ("role" in each or "from" in each) for each in items):
+        return None
+    return json.dumps(value, ensure_ascii=False)
 
 
 def refuse_columns(names: Sequence[str]) -> None:
@@ -189,12 +190,6 @@ def _tools(fields: Fields, read: Callable[[Fields], Record]) -> Tools:
     if read is _text:
         _refuse_unsupported(fields.values, TOOLS)
     return tuple(tool for name in TOOLS for tool in tool_schemas(fields.take(name), name))
-
-
-def _unused(fields: Fields) -> tuple[str, ...]:
-    unused = fields.unused()
-    refuse_misspelt(unused)
-    return unused
 
 
 def _refuse_unsupported(values: Mapping[str, object], names: Sequence[str]) -> None:

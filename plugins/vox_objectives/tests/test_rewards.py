@@ -118,7 +118,15 @@ def test_the_answer_of_a_row_is_found_in_every_form(row):
 
 
 @pytest.mark.parametrize(
-    ("answer", "text"), [(7, "7"), (7.5, "7.5"), (False, "false"), ([1, "a"], '[1, "a"]')]
+    ("answer", "text"),
+    [
+        *((7, "7"), (7.5, "7.5"), (False, "false"), ([1, "a"], '[1, "a"]'), (["é"], '["é"]')),
+        *(
+            ({"name": "Ann"}, '{"name": "Ann"}'),
+            ([{"name": "Ann"}], '[{"name": "Ann"}]'),
+            ([], "[]"),
+        ),
+    ],
 )
 def test_an_answer_that_is_no_text_is_its_json(answer, text):
     assert rewards.expected({"answer": answer, "completion": "other"}) == text

@@ -28,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vox_core.api.rows import answer_text
 from vox_core.contract import Reward
 from vox_core.errors import ConfigError
 from vox_objectives.rows import CHATS, asked, is_answer
@@ -71,28 +72,21 @@ class NamedReward(Reward):
 
 
 def expected(row: Row) -> str:
-    """Return the row's answer: one of `ANSWERS`, as JSON unless it is text, or its last message if
+    """Return the row's answer: one of `ANSWERS`, as `answer_text` has it, or its last message if
     the assistant says it.
 
     Raises:
         ValueError: there is none.
     """
     for name in ANSWERS:
-        found = row.get(name)
-        if isinstance(found, str):
-            return found
-        if found is not None and not _has_messages(found):
-            return json.dumps(found)
+        if (text := answer_text(row.get(name))) is not None:
+            return text
     for turns in (row.get(name) for name in (*CHATS, "completion")):
         if isinstance(turns, list) and turns and is_answer(turns[-1]):
             said = turns[-1].get("content", turns[-1].get("value"))
             parts = said if isinstance(said, list) else [{"text": said or ""}]
             return "".join(str(part["text"]) for part in parts)
     raise ValueError(f"the row has no answer; expected one of the fields {', '.join(ANSWERS)}")
-
-
-def _has_messages(answer: object) -> bool:
-    return isinstance(answer, list) and any(isinstance(each, dict) for each in answer)
 
 
 def exact(row: Row, answer: str) -> float:
