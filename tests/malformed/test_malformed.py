@@ -10,7 +10,10 @@ import pytest
 
 from tests.malformed.make import EXPECTED, cases
 from vox_core.config import TrainSettings
-from vox_core.data.records import STEP
+from vox_core.data.faults import RowError
+from vox_core.data.fields import NO_FIELDS
+from vox_core.data.records import NO_ROW, STEP, read_lines
+from vox_core.data.source import open_source
 from vox_data.check import check
 
 WRITTEN: dict[str, list[str]] = json.loads(EXPECTED.read_text(encoding="utf-8"))
@@ -29,9 +32,15 @@ def diagnosis(folder: Path, name: str, data: bytes) -> list[str]:
     report = check(TrainSettings(data=(path,)))
     faults = report.faults
     assert faults.total == faults.kinds.total() >= len(faults.first)
+    lines, text = open_source(path, NO_FIELDS).lines, "\n".join(faults.first)
+    rows = [row for _, row in read_lines(path, lines) if isinstance(row, RowError)]
+    found = [fault for row in rows for fault in row.faults]
+    shown = {fault.kind for fault in found if str(fault).removeprefix("found ") in text}
+    assert shown == faults.kinds.keys(), "the first ones have one of each kind"
     told = [*faults.first, *report.notes]
-    if report.next not in ("", STEP):
-        told.append(f"next: {report.next.removeprefix(f'{STEP}; ')}")
+    if report.next not in ("", STEP, NO_ROW):
+        said = report.next.removeprefix(f"{STEP}; ").removeprefix(f"{NO_ROW}; ")
+        told.append(f"next: {said}")
     assert told, "nothing is wrong with it"
     return [text.replace(f"{folder}/", "") for text in told]
 

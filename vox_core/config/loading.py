@@ -115,11 +115,8 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
 def source_of(kind: type[Section], name: str, config_file: Path | None) -> str:
     """Return where a setting without a flag comes from: a variable's name, `vox.toml` or
     `default`."""
-    variables = [f"VOX_{kind.section.upper()}_{name.upper()}"]
-    if name == "backend":
-        variables.append("VOX_BACKEND")
-    if variable := next((each for each in variables if os.environ.get(each)), None):
-        return variable
+    if found := _from_environment(kind).get(name):
+        return found[0]
     written = read_toml(config_file).get(kind.section, {})
     return CONFIG_FILE if kebab(name) in written else "default"
 

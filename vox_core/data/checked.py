@@ -167,9 +167,8 @@ class CheckedFile:
     def faults(self) -> list[Placed]:
         """Faults of malformed rows, until rows are chosen; one that all rows have is the file's."""
         found = _facts(self).faults
-        same = {replace(fault, found=f"in every row {fault.found}") for _, fault in found}
-        if not self.rows and len(found) > len(same) == 1:
-            found = [(0, fault) for fault in same]
+        if not self.rows and len(found) > len({fault for _, fault in found}) == 1:
+            found = [(0, found[0][1].of_every_row)]
         return [Placed(self.path, line, fault) for line, fault in found]
 
     def uses(self, line: int) -> bool:

@@ -7,7 +7,7 @@ of a message.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -54,6 +54,10 @@ class RowFault:
         """The group it is counted in: its code and its location without indices."""
         anywhere = tuple("…" if isinstance(part, int) else part for part in self.location)
         return f"{self.code} in {shown(anywhere)}" if anywhere else self.code
+
+    @property
+    def of_every_row(self) -> RowFault:
+        return replace(self, found=f"in every row {self.found}")
 
     def __str__(self) -> str:
         if not self.location:

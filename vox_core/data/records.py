@@ -18,7 +18,7 @@ STEP = (
     "allows more)"
 )
 """What can be done about any malformed row."""
-_NO_ROW = "correct these files or leave them out: they have no row that could be kept"
+NO_ROW = "correct these files or leave them out: they have no row that could be kept"
 WHOLE_FILE = "correct the file, or convert it, and run again"
 _FORMS = (
     'rows of {"messages": […]}, {"prompt": …, "completion": …} or {"text": …}; for an objective, '
@@ -147,13 +147,13 @@ def malformed(paths: Sequence[Path], faults: Sequence[Placed], lost: bool = Fals
         found=f"{len(faults)} fault{'s' if len(faults) > 1 else ''}",
         expected=_FORMS,
         faults=listed(faults),
-        remedy=next_step({each.fault.code for each in faults}, paths, _NO_ROW if lost else STEP),
+        remedy=next_step({each.fault.code for each in faults}, paths, lost),
     )
 
 
-def next_step(codes: Collection[str], paths: Iterable[Path], step: str = STEP) -> str:
-    """The remedy for malformed rows of some files, by the codes of their faults."""
-    step = WHOLE_FILE if codes and {*codes} <= {"other format", "damaged file"} else step
+def next_step(codes: Collection[str], paths: Iterable[Path], lost: bool) -> str:
+    """The remedy for malformed rows, by the codes of their faults; `lost`: no row could be kept."""
+    step = WHOLE_FILE if {*codes} <= {"other format", "damaged file"} else NO_ROW if lost else STEP
     if "invalid UTF-8" in codes:
         for path in dict.fromkeys(filter(_may_be_latin_1, paths)):
             step += (

@@ -52,7 +52,7 @@ def test_a_header_of_which_no_row_can_be_made_is_one_fault(vox) -> None:
     lines = done.out.splitlines()
     assert done.code == 2 and "1 error, by kind:" in lines
     assert [line for line in lines if "rows.csv: found the fields q, a in the header" in line]
-    assert lines[-1].startswith("next: correct these lines")
+    assert lines[-1].startswith("next: correct these files")
     assert "--field prompt=NAME --field completion=OTHER" in lines[-1]
     done = vox("train", "rows.csv")
     assert (done.code, done.err.count("\n  - ")) == (2, 1)
@@ -164,6 +164,20 @@ def test_a_fault_of_every_row_is_listed_once(vox) -> None:
         f"- mixed.csv, row 2: found {fault}",
     ]
     assert "prompts alone: --objective grpo --reward FILE.py:FUNCTION" in lines[-1]
+    assert "--malformed-rows skip" in lines[-1]
+    done = vox("data", "check", "prompts.csv")
+    assert "next: correct these files or leave them out" in done.out
+    assert "--malformed-rows" not in done.out, "no row could be kept"
+
+
+def test_a_fault_of_every_row_hides_no_other(vox) -> None:
+    others = [{}, {"rating": "x"}, {"tags": "q"}]
+    rows = [{"prompt": "a", "completion": 1, **other} for other in others]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = vox("data", "check", "rows.jsonl")
+    assert "5 errors, by kind:" in done.out and "in every row" not in done.out
+    for field in ("completion", "rating", "tags"):
+        assert f'as "{field}"' in done.out
 
 
 def test_faults_by_kind_and_the_first_of_them_whole(vox) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,7 @@ class CheckReport:
     def next(self) -> str:
         """Remedy for the faults; empty if there are none."""
         paths = [Path(file.path) for file in self.files if file.faulty]
-        rows = next_step(self.faults.codes, paths) if self.faults.codes else ""
+        rows = next_step(self.faults.codes, paths, not self.forms) if self.faults.codes else ""
         return "; ".join(filter(None, (rows, self.faults.remedy)))
 
     def to_json(self) -> dict[str, Any]:
@@ -246,7 +246,8 @@ def _check_file(
             file.faulty += 1
             for fault in found.faults:
                 faults.add(place_of(path, number), fault)
-            distinct.update(found.faults[: 2 - len(distinct)])  # enough to tell one from several
+            if len(distinct) < 2:  # enough to tell one from several
+                distinct.update(found.faults)
             continue
         file.forms[found.form if found.answered else "prompt"] += 1
         if settings.objective == SFT.name:  # others may read any field
@@ -258,9 +259,7 @@ def _check_file(
         else:
             file.rows += 1
     if file.faulty > len(distinct) == 1 and not file.forms and len(faults.first) > before:
-        (fault,) = distinct
-        fault = replace(fault, found=f"in every row {fault.found}")
-        faults.first[before:] = [f"{file.name}: {fault}"]
+        faults.first[before:] = [f"{file.name}: {distinct.pop().of_every_row}"]
 
 
 def _check_fit(
