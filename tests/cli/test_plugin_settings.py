@@ -142,6 +142,16 @@ def test_a_section_of_no_plugin_is_a_fault_of_every_command(site: Site) -> None:
     )
 
 
+def test_a_section_may_be_that_of_a_plugin_without_a_readable_manifest(site: Site) -> None:
+    install(site)
+    (site.folder / "vox_x_gauge" / "vox_plugin.toml").write_text("id = ")
+    write("[gauge]\ndepth = 4\n")
+    code, _, err = vox("train", "--data", "absent.jsonl")
+    assert (code, "VOX-D001" in err) == (2, True)
+    write("[train]\nranc = 4\n")
+    assert "[train] ranc is unknown" in vox("train")[2]
+
+
 def test_a_section_of_a_plugin_that_is_not_here_is_not_checked(site: Site, monkeypatch) -> None:
     write("[oracle]\nanything = 1\n")
     assert "[oracle] is unknown" in vox("train")[2]
@@ -164,6 +174,7 @@ def test_a_section_of_a_plugin_that_is_not_here_is_not_checked(site: Site, monke
         ("raise RuntimeError('sick')", "RuntimeError: sick"),
         ("GaugeSettings = str", "an object of type type"),
         (SETTINGS.replace('"gauge"', '"other"'), "an object of type ModelMetaclass"),
+        (SETTINGS.replace("Field(3, ", "Field("), "depth without a default"),
     ],
 )
 def test_a_broken_section_is_left_out_and_named_by_the_doctor(site: Site, settings, said) -> None:
@@ -176,6 +187,20 @@ def test_a_broken_section_is_left_out_and_named_by_the_doctor(site: Site, settin
     assert json.loads(vox("config", "schema")[1])["properties"].keys() >= {"train"}
     code, out, _ = vox("plugin", "doctor", "gauge")
     assert (code, f"[gauge] of vox.toml: {said}" in out) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["my-gauge", "train_extra", "Gauge"])
+def test_variables_can_begin_with_a_sections_name(site: Site, name: str) -> None:
+    install(site, settings=SETTINGS.replace('"gauge"', f'"{name}"'))
+    manifest = site.folder / "vox_x_gauge" / "vox_plugin.toml"
+    manifest.write_text(
+        manifest.read_text().replace('settings = ["gauge"]', f"settings = ['{name}']")
+    )
+    assert (
+        f"[{name}] is left out: plugin 'gauge' is installed but broken" in vox("config", "show")[2]
+    )
+    code, out, _ = vox("plugin", "doctor", "gauge")
+    assert (code, f"[{name}] of vox.toml: the name '{name}'" in out) == (1, True)
 
 
 def test_of_two_plugins_the_user_decides(site: Site) -> None:

@@ -42,7 +42,7 @@ CONFIG_FILE = "vox.toml"
 
 _stand_in: ContextVar[Path | None] = ContextVar("stand_in", default=None)
 S = TypeVar("S", bound=Section)
-Others: TypeAlias = Callable[[], Collection[str]] | None
+Others: TypeAlias = Callable[[], Collection[str] | None] | None
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def load_settings(
         file: the `vox.toml` to read; by default that of the command (`reading`), else the one in
             the current folder, if there is one.
         others: returns the names of plugins' sections, whose keys are checked when their plugins
-            read them; None: names that are not the core's are not checked at all.
+            read them; None, or if it returns None: names beside the core's are not checked at all.
 
     Raises:
         ConfigError: C001 unknown keys, C002 bad values (all of them), C003 unreadable file.
@@ -88,8 +88,7 @@ def load_settings(
         written |= _fields(home, tables.get(home.section, {}), path.parent)
         variables |= _from_environment(home)
     values = {name: value for name, (_, value) in variables.items()}
-    origins = dict.fromkeys(written, str(path))
-    origins |= {name: variable for name, (variable, _) in variables.items()}
+    origins = dict.fromkeys(written, str(path)) | {n: said for n, (said, _) in variables.items()}
     merged = _over(written, values, flags)
     if isinstance(name := merged.get("backend"), str) and "backend" not in flags:
         merged["backend"] = BackendName(name, origins["backend"])
@@ -183,8 +182,8 @@ def _require_known(table: dict[str, Any], path: Path, kind: type[Section], other
             known = {kebab(name) for name in kinds[section].own_fields()}
             unknown = [key for key in keys if key not in known]
             faults += [_unknown(f"[{section}] {key}", key, known) for key in unknown]
-        elif others and section not in (names := {*kinds, *others()}):
-            faults.append(_unknown(f"[{section}]", section, names))
+        elif others and (names := others()) is not None and section not in names:
+            faults.append(_unknown(f"[{section}]", section, {*kinds, *names}))
     if faults:
         raise ConfigError(
             "C001",
@@ -227,6 +226,10 @@ def _from_environment(kind: type[Section]) -> dict[str, tuple[str, Any]]:
     """Read `VOX_TRAIN_LR=1e-4` as field -> variable and value; commas separate list elements;
     `VOX_BACKEND` serves every section."""
     prefix = f"VOX_{kind.section.upper()}_"
+
+    def variable(setting: str) -> str:
+        return prefix + setting.replace("-", "_").upper()
+
     fields = {name: field for name, field in kind.own_fields().items() if not is_table(field)}
     values: dict[str, tuple[str, Any]] = {}
     if "backend" in fields and os.environ.get("VOX_BACKEND"):
@@ -240,17 +243,12 @@ def _from_environment(kind: type[Section]) -> dict[str, tuple[str, Any]]:
                 "C001",
                 "unknown setting in the environment",
                 where=name,
-                faults=[_unknown(name, field, [*map(kebab, fields)], _variable(prefix))],
+                faults=[_unknown(name, field, [*map(kebab, fields)], variable)],
                 remedy="correct or unset it; `vox config schema` prints every key",
             )
         many = get_origin(fields[field].annotation) is tuple
         values[field] = (name, tuple(text.split(",")) if many else text)
     return values
-
-
-def _variable(prefix: str) -> Callable[[str], str]:
-    """Return the variable's name for a setting."""
-    return lambda name: prefix + name.replace("-", "_").upper()
 
 
 def _fault(kind: type[Section], detail: ErrorDetails, origins: Mapping[str, str]) -> str:

@@ -245,10 +245,8 @@ def _checked(
 
 def unused_fields(checked: Sequence[CheckedFile]) -> Counter[str]:
     """Fields that mean nothing to vox, with the rows that have them; a file counts once."""
-    counts: Counter[str] = Counter()
-    for file in {each.path: each for each in checked}.values():
-        counts.update(file.unused)
-    return counts
+    files = {each.path: each for each in checked}.values()
+    return sum((Counter(each.unused) for each in files), Counter[str]())
 
 
 def _state(path: Path) -> tuple[int, int, int]:

@@ -86,9 +86,6 @@ class Placed(NamedTuple):
     line: int
     fault: RowFault
 
-    def __str__(self) -> str:
-        return f"{place_of(self.path, self.line)}: {self.fault}"
-
 
 def listed(faults: Sequence[tuple[Path, int, object]]) -> list[str]:
     """Format faults; one that recurs in a file is one line with its first rows."""

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -349,11 +350,10 @@ def provider(point: str, name: str, plugins: Sequence[Found] | None = None) -> F
 
 
 def providers(point: str, name: str, plugins: Sequence[Found] | None = None) -> list[Found]:
-    """Return all enabled plugins that provide `name`, by id; errors as for `provider`."""
+    """Return all enabled plugins that provide `name`, in order; errors as for `provider`."""
     plugins = discover() if plugins is None else plugins
     blocked = blocked_plugins([each.id for each in plugins])
-    able = [each for each in _able(point, name, plugins) if each.id not in blocked]
-    return sorted(able, key=lambda each: each.id)
+    return [each for each in _able(point, name, plugins) if each.id not in blocked]
 
 
 def no_provider(point: str, name: str, plugins: Sequence[Found] | None = None) -> BackendError:
@@ -392,16 +392,25 @@ def write_model(job: WriteModelJob) -> None:
 
 
 def read_settings(kind: type[S], flags: Mapping[str, Any], *, file: Path | None = None) -> S:
-    """Load settings as `load_settings` does, and refuse a section of no plugin (C001)."""
-    return load_settings(kind, flags, file=file, others=lambda: names_at("settings", discover()))
+    """Load settings as `load_settings` does; refuse one of no plugin, broken or not (C001)."""
+
+    def others() -> Collection[str] | None:
+        plugins = discover()
+        return names_at("settings", plugins) if all(each.manifest for each in plugins) else None
+
+    return load_settings(kind, flags, file=file, others=others)
 
 
 def section_of(found: Found, name: str) -> type[Section]:
     """Return a section that a plugin declares in `settings`; errors as for `call_hook`."""
     kind: type = call_hook(found, "vox_settings", type, section=name)
-    if issubclass(kind, Section) and getattr(kind, "section", "") == name:
-        return kind
-    raise wrong_result(found, "vox_settings", f"a Section with section = {name!r}", kind)
+    if not issubclass(kind, Section) or getattr(kind, "section", "") != name:
+        raise wrong_result(found, "vox_settings", f"a Section with section = {name!r}", kind)
+    faults = [f"{key} without a default" for key, f in kind.model_fields.items() if f.is_required()]
+    faults += [] if re.fullmatch("[a-z][a-z0-9]*", name) else [f"the name {name!r}"]
+    if faults:
+        raise broken(found, ", ".join(faults), "a default for each field, and a name of a-z, 0-9")
+    return kind
 
 
 def sections(tell: Callable[[str], None]) -> Iterator[type[Section]]:
