@@ -246,7 +246,7 @@ def test_a_row_without_a_field_of_the_function_is_found_before_the_run(
 @pytest.mark.parametrize(
     ("names", "code", "said"),
     [
-        (("exact", "exact=0.5"), "VOX-C002", "two rewards are named 'exact'"),
+        (("exact", "exact=0.5"), "VOX-C002", "two have one name"),
         (("accuracy",), "VOX-B013", "one of FILE.py:FUNCTION, exact"),
         (("judge.py",), "VOX-C002", "give NAME or FILE.py:FUNCTION"),
         (("exact=nan",), "VOX-C002", "a weight stands behind it"),

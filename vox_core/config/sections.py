@@ -178,11 +178,10 @@ class RewardSource(NamedTuple):
 
 
 def _rewards(texts: tuple[str, ...]) -> tuple[str, ...]:
-    sources = [*map(RewardSource.of, texts)]
-    names = [each.name for each in sources]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"two rewards are named {twice[0]!r}; rename a function, or leave one out")
-    return tuple(map(str, sources))
+    sources = {source.name: source for source in map(RewardSource.of, texts)}
+    if len(sources) < len(texts):
+        raise ValueError("two have one name; rename a function, or leave one out")
+    return tuple(map(str, sources.values()))
 
 
 RewardNames = Annotated[tuple[str, ...], BeforeValidator(_one_or_many), AfterValidator(_rewards)]

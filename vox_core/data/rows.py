@@ -483,9 +483,9 @@ def learns_from_answers(objective: Objective | None) -> bool:
 
 def answers_for(objective: Objective | None, rewards: Rewards = ()) -> Answers:
     """Return which answers the rows need, for the objective and for the rewards."""
-    reads = any(reward.reads_answer for _, reward in rewards)
-    needed: Answers = "last" if reads else "optional"
-    return needed if learns_from_answers(objective) else "some"
+    if not learns_from_answers(objective):
+        return "some"
+    return "last" if any(reward.reads_answer for _, reward in rewards) else "optional"
 
 
 def examples_of(spec: ObjectiveSpec) -> Examples | None:

@@ -224,7 +224,6 @@ class Rollouts:
             "an answer cannot be judged",
             where=place_of(*place),
             found=f"{fault}; the answer begins {answer[:60]!r}",
-            expected="a finite number",
             remedy="correct the reward (--debug shows the traceback), then "
             + command("vox", "train", "--resume", self._plan.run.path, "--allow-change", "reward")
             + "; with other rows train again, with another --out",
@@ -253,13 +252,12 @@ class Rollouts:
         return tuple(batches), total_weight(batches), tuple(groups)
 
     def _record(
-        self, step: int, data: Dataset, answers: Sequence[Rollout], judged: tuple[Doubles, Doubles]
+        self, step: int, data: Dataset, answers: Sequence[Rollout], rewards: tuple[Doubles, Doubles]
     ) -> None:
-        rewards_N, rewards_NR = judged
-        names = [*self._rewards]
-        if names:
+        rewards_N, rewards_NR = rewards
+        if self._rewards:
             means = {"reward": rewards_N.mean()}
-            for name, values_N in zip(names, rewards_NR.T, strict=True):
+            for name, values_N in zip(self._rewards, rewards_NR.T, strict=True):
                 if len(judged_N := values_N[~np.isnan(values_N)]):
                     means[f"rewards/{name}/mean"] = judged_N.mean()
             self.metrics = {name: float(mean) for name, mean in means.items()}
@@ -267,10 +265,11 @@ class Rollouts:
         for index, answer in enumerate(answers):
             path, line = _place(data, answer.prompt)
             values = {"step": step, "file": str(path), "line": line, "answer": answer.text}
-            told = [None if math.isnan(each) else each for each in rewards_NR[index].tolist()]
-            rewards = {"reward": rewards_N[index], "rewards": dict(zip(names, told, strict=True))}
+            judged = zip(self._rewards, rewards_NR[index].tolist(), strict=True)
+            told = {name: None if math.isnan(each) else each for name, each in judged}
+            values |= {"reward": rewards_N[index], "rewards": told}
             ended = answer.tokens[-1] in self._ends
-            lines.append({**values, **rewards, "tokens": len(answer.log_probs_K), "ended": ended})
+            lines.append({**values, "tokens": len(answer.log_probs_K), "ended": ended})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         if self._world.leads:
             files.append(self._plan.run.path / ROLLOUTS, text.encode())

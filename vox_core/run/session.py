@@ -237,11 +237,10 @@ class Session:
             files.remove_leftovers(worked_in)
         self.start = self._fresh() if plan.fresh else self._resumed()
         self.origin = before = checkpoint.origin(plan.run.checkpoints, self.start.step)
-        same = before.validated == contract.validated  # else they say nothing of it
         self.progress = Progress(
             plan.settings.patience,
             before.losses,
-            before.validations if same else (),
+            before.validations if before.validated == contract.validated else (),
             before.skipped_in_a_row,
         )
         self.controller = RunController(

@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ from vox_core.api.files import (
 from vox_core.api.rows import (
     CACHE_VERSION,
     CheckedFile,
+    Placed,
     apportion,
     check_files,
     find_split,
+    listed,
     no_such_value,
 )
 from vox_core.errors import ConfigError, DataError, OutputError
@@ -163,7 +166,7 @@ def mix(
             bytes=size,
             seed=asked.seed,
             sources=tuple(_of_sources(recipe, asked, pools, counts)),
-            faults=tuple(_faults(checked)),
+            faults=tuple(listed(_faults(checked))),
         )
         write_json(report_path(out), to_json(report))
     return report
@@ -206,10 +209,9 @@ def _checked(
         raise error.but(remedy=remedy) from None  # a mixture has no flags for it
 
 
-def _faults(checked: Sequence[CheckedFile]) -> Iterator[str]:
+def _faults(checked: Sequence[CheckedFile]) -> list[Placed]:
     """The first faults of the rows that were left out."""
-    faults = (fault for file in checked for fault in file.faults)
-    yield from (str(fault) for _, fault in zip(range(_FAULTS_KEPT), faults, strict=False))
+    return [*islice((fault for file in checked for fault in file.faults), _FAULTS_KEPT)]
 
 
 class _Found:
