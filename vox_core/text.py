@@ -51,11 +51,11 @@ def named(reference: str, title: str) -> str:
 def losses(before: float | None, after: float | None) -> str:
     """Format two losses: `3.2100 -> 1.4000 (56 % lower)`; empty unless both exist.
 
-    Without the percentage if the first is not positive, as the loss of an objective with rewards.
+    Without the percentage if the first is not above 0.0000, as the loss of one with rewards.
     """
     if before is None or after is None:
         return ""
-    if before <= 0:
+    if before < 5e-5:
         return f"{before:.4f} -> {after:.4f}"
     change = 100 * (after / before - 1)
     direction = "lower" if change < 0 else "higher"

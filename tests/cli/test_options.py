@@ -12,6 +12,7 @@ from tests.cli.services import Training
 from vox_core.cli.options import options_of
 from vox_core.config import TrainSettings, is_table, load_settings
 from vox_core.config.loading import PEERS
+from vox_core.errors import ConfigError
 from vox_core.host.discover import known_plugins
 from vox_core.host.load import sections
 
@@ -224,3 +225,9 @@ def test_a_reward_of_vox_toml_is_a_file_beside_it(written: str, found: str, tmp_
     for given in (f"{written!r}", f"[{written!r}]"):
         file.write_text(f"[train]\nreward = {given}\n")
         assert load_settings(TrainSettings, {}, file=file).reward == (found.format(tmp_path),)
+
+
+@pytest.mark.parametrize("given", [len, [len], ["exact", len], 3])
+def test_a_reward_that_is_no_text_is_told_how_to_name_a_function(given: object) -> None:
+    with pytest.raises(ConfigError, match="give NAME or FILE"):
+        load_settings(TrainSettings, {"reward": given})

@@ -260,7 +260,9 @@ def test_rewards_that_cannot_be_had_are_refused(tiny, settings, rewarded, names,
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(("before", "after"), [(0.0, -0.5), (-0.25, -0.5), (-0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(0.0, -0.5), (-0.25, -0.5), (-0.0, 0.0), (3e-16, 1e-16)]
+)
 def test_losses_that_are_not_positive_have_no_percentage(before, after):
     assert losses(before, after) == f"{before:.4f} -> {after:.4f}"
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 def _one_or_many(value: Any) -> Any:
     """Convert a single value to a list of one."""
-    return (value,) if isinstance(value, str | Path | dict | DataSource) else value
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 def _seconds(value: Any) -> Any:
@@ -166,8 +166,8 @@ class RewardSource(NamedTuple):
     weight: float
 
     @classmethod
-    def of(cls, text: str) -> RewardSource:
-        found = _REWARD.fullmatch(text)
+    def of(cls, text: object) -> RewardSource:
+        found = _REWARD.fullmatch(text) if isinstance(text, str) else None
         if found is None or found[2].endswith(".py"):
             raise ValueError("give NAME or FILE.py:FUNCTION; a weight stands behind it: exact=0.5")
         return cls(Path(found[1]) if found[1] else None, found[2], float(found[3] or 1))
@@ -177,14 +177,14 @@ class RewardSource(NamedTuple):
         return source if self.weight == 1 else f"{source}={self.weight:g}"
 
 
-def _rewards(texts: tuple[str, ...]) -> tuple[str, ...]:
+def _rewards(texts: tuple[Any, ...]) -> tuple[str, ...]:
     sources = {source.name: source for source in map(RewardSource.of, texts)}
     if len(sources) < len(texts):
         raise ValueError("two have one name; rename a function, or leave one out")
     return tuple(map(str, sources.values()))
 
 
-RewardNames = Annotated[tuple[str, ...], BeforeValidator(_one_or_many), AfterValidator(_rewards)]
+RewardNames = Annotated[tuple[str, ...], BeforeValidator(_rewards), BeforeValidator(_one_or_many)]
 
 
 def seen_from(folder: Path, value: Any) -> Any:

@@ -279,9 +279,8 @@ def in_force(settings: TrainSettings) -> dict[str, Any]:
     told = settings.model_dump(mode="json", by_alias=False)
     for name in type(settings).model_fields:
         told[name] = _absolute(getattr(settings, name), told[name])
-    for name in ("model", "teacher"):
-        if told[name] and Path(told[name]).exists():
-            told[name] = str(Path(told[name]).resolve())
+    named = {name: Path(told[name]) for name in ("model", "teacher") if told[name]}
+    told |= {name: str(path.resolve()) for name, path in named.items() if path.exists()}
     rewards = map(RewardSource.of, settings.reward)
     told["reward"] = [str(r._replace(file=r.file.resolve()) if r.file else r) for r in rewards]
     told["eval_suite"] = [  # an installed suite has a name, and no path

@@ -215,8 +215,8 @@ class Rollouts:
             fault = str(error) if told else f"{format_error(error)} ({raised_at(error)})"
         if judged is None and len(asked) > 1:
             fault += f", of {len(asked)} answers at once; this is the first"
-        place, text = asked[min(len(values), len(asked) - 1)]
-        raise self._unjudged(place, text, f"{name}: {fault}") from cause
+        at = min(len(values), len(asked) - 1)
+        raise self._unjudged(*asked[at], f"{name}: {fault}") from cause
 
     def _unjudged(self, place: tuple[Path, int], answer: str, fault: str) -> TrainingError:
         return TrainingError(

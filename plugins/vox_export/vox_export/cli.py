@@ -96,8 +96,13 @@ def _figures(found: Quality) -> dict[str, str]:
         "top-1": f"{found.top1:.1%} the same",
         "perplexity": f"{found.perplexity:.4g}, base + adapter {found.reference_perplexity:.4g}",
         "greedy": f"{found.greedy:.1%} of the tokens before the first that differs",
-        **({} if found.carried is None else {"adapter": f"{found.carried:.1%} of its effect"}),
+        **({} if found.carried is None else {"adapter": _effect(found.carried)}),
     }
+
+
+def _effect(carried: float) -> str:
+    lost = "; most of what training changed is lost in this format" if carried < 0.5 else ""
+    return f"{carried:.1%} of its effect{lost}"
 
 
 def _next(report: ExportReport) -> str:

@@ -303,6 +303,14 @@ def test_a_name_without_a_file_is_refused():
         rewards.reward_of("file")
 
 
+def test_row_and_answer_are_given_by_their_names(tmp_path):
+    file = tmp_path / "judge.py"
+    file.write_text("def judge(answer, row, scale=2):\n    return scale * len(answer) + row['n']\n")
+    judge = rewards.reward_of(f"{file}:judge")
+    assert judge.judge({"prompt": "Hi?", "n": 1}, "four") == 9.0
+    judge.close()
+
+
 def test_a_callable_without_a_signature_is_a_function(tmp_path):
     file = tmp_path / "judge.py"
     file.write_text("judge = max\n")

@@ -115,6 +115,8 @@ class Judge:
         if self.of_lists:
             return [self._number(each) for each in self._by_lists(rows, answers, prompts)]
         pairs = zip(rows, answers, strict=True)
+        if {"row", "answer"} <= self._parameters.keys():  # in any order
+            return [self._number(self._called(row=row, answer=answer)) for row, answer in pairs]
         return [self._number(self._called(row, answer)) for row, answer in pairs]
 
     def _by_lists(self, rows: Rows, answers: Sequence[str], prompts: Sequence[object]) -> Any:
