@@ -156,7 +156,7 @@ def test_rows_of_python_train_as_those_of_a_file(
         (iter(()), "there is no data"),
         ([{"text": float("nan")}], "not JSON compliant"),
         ([], "no --data|no data"),
-        (0.1, "data = 0.1"),
+        (0.1, "data.0 = 0.1"),
     ],
 )
 def test_rows_of_python_that_are_none(

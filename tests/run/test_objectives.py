@@ -34,6 +34,7 @@ from vox_core.errors import (
     TrainingError,
 )
 from vox_core.run import inputs, rollouts, weighing
+from vox_core.run.telemetry import read_run
 from vox_core.run.train import train
 from vox_core.run.weighing import (
     StepWeights,
@@ -364,6 +365,8 @@ def test_a_reward_that_fails_is_named_with_its_row(learning, tmp_path, data, bod
     assert caught.value.code == "VOX-T004"
     assert said in str(caught.value.found)
     assert str(caught.value.where) == f"{data / 'valid.jsonl'}, line 1"
+    found = read_run(tmp_path / "run")
+    assert (found.status, found.error) == ("failed", str(caught.value))
 
 
 def test_rollouts_are_laid_out_behind_their_prompts():

@@ -14,11 +14,8 @@ from vox_core.data.batching import (
 )
 from vox_core.data.dataset import Dataset as Dataset
 from vox_core.data.encode import Document as Document
-from vox_core.digests import TOKENIZER_FILES as TOKENIZER_FILES
-from vox_core.host.load import Context as Context
 from vox_core.host.manifest import MemoryProfile as MemoryProfile
 from vox_core.host.probe import Device as Device
-from vox_core.models import Progress as Progress
 from vox_core.run import folder as folder, merge, resume
 from vox_core.run.artifacts import versions as versions
 from vox_core.run.hf_checkpoint import as_trained as as_trained, seeded as seeded

@@ -146,12 +146,13 @@ class Resumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunEnd(Event):
-    """The run ended after `step`; `outcome` says how."""
+    """The run ended after `step`; `outcome` says how, and `error` why it failed."""
 
     name: ClassVar[str] = "run_end"
     step: int
     outcome: Literal["done", "stopped", "failed"]
     seconds: float
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

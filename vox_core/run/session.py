@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from vox_core import files
 from vox_core.contract import (
@@ -42,8 +42,8 @@ from vox_core.contract import (
     World,
 )
 from vox_core.data.tokenizer import TEMPLATE
-from vox_core.errors import InputError, StorageError
-from vox_core.host.load import Observe
+from vox_core.errors import InputError, StorageError, VoxError
+from vox_core.host.load import Observe, format_error
 from vox_core.host.observers import Observers
 from vox_core.host.process import handled
 from vox_core.run import artifacts, checkpoint, folder, resume
@@ -183,10 +183,10 @@ class Session:
                     session._begin(left)
                     yield session
             except KeyboardInterrupt as error:
-                session._end("stopped")
+                session._end()
                 raise StoppedAtOnce(plan.run.path, session._saved) from error
             except _CallbackFailed as failed:
-                session._end("failed")
+                session._end(failed.error)
                 raise failed.error from None
             except Exception as error:
                 # Found by the backend before its first step: as if the run had not been begun.
@@ -194,7 +194,7 @@ class Session:
                     if world.leads:
                         shutil.rmtree(plan.run.path)
                 else:
-                    session._end("failed")
+                    session._end(error)
                 raise
 
     def emit(self, event: Event) -> None:
@@ -212,8 +212,10 @@ class Session:
         limit = self.plan.settings.max_time
         return bool(limit) and self.elapsed() >= limit
 
-    def _end(self, outcome: Literal["stopped", "failed"]) -> None:
-        self.emit(RunEnd(self._last, outcome, self.elapsed()))
+    def _end(self, error: Exception | None = None) -> None:
+        """Tell that the run stopped, or failed with an error."""
+        told = str(error) if isinstance(error, VoxError) else format_error(error) if error else None
+        self.emit(RunEnd(self._last, "failed" if error else "stopped", self.elapsed(), told))
 
     def _follow(self, event: Event) -> None:
         match event:

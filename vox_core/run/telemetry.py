@@ -229,7 +229,7 @@ class Summary:
 
     Args:
         status: `died`: it has not ended, and no process works in its folder; `unreadable`: its
-            telemetry cannot be read, and `error` says why.
+            telemetry cannot be read. `error` says why that, or why it failed.
         started, last: when the first and the last line were written, in seconds since the epoch.
         step, total_steps: the last step that counts, and the one that the run will end with.
         seconds: of work, without the time between a process that ended and a resume.
@@ -325,7 +325,7 @@ class _Tally:
             case Notice(message, "warning"):
                 summary.warnings.append(message)
             case RunEnd():
-                self.outcome, summary.step = event.outcome, event.step
+                self.outcome, summary.step, summary.error = event.outcome, event.step, event.error
 
     def _begin(self, start: RunStart) -> None:
         summary, self.outcome = self.summary, None

@@ -10,12 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vox_core.api.plans import (
-    Progress,
-    RunPlan,
-    Tell,
-    TrainSettings,
-)
+from vox_core.api.models import Progress
+from vox_core.api.plans import RunPlan, Tell, TrainSettings
 from vox_core.contract import Advice, LaunchJob, LaunchResult, Notice
 from vox_core.errors import ConfigError, PlanError
 from vox_core.hookspecs import hookimpl

@@ -14,7 +14,8 @@ from typing import Any
 
 from vox_core.api import plans
 from vox_core.api.files import free_space
-from vox_core.api.plans import Progress, RunPlan, Tell, TrainSettings, folder
+from vox_core.api.models import TOKENIZER_FILES, Progress
+from vox_core.api.plans import RunPlan, Tell, TrainSettings, folder
 from vox_core.contract import SFT
 from vox_core.errors import ConfigError, VoxError
 from vox_plan.memory import WorstCase
@@ -287,7 +288,7 @@ def _machine_memory(run: RunPlan) -> tuple[int | None, int | None]:
 
 def _writes(run: RunPlan) -> tuple[str, ...]:
     source = run.inputs.model.tokenizer
-    tokenizer = [name for name in plans.TOKENIZER_FILES if (source / name).is_file()]
+    tokenizer = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     result = ["adapter_model.safetensors", "adapter_config.json", folder.PROBE, *tokenizer]
     if run.contract.adapter.method == "full":
         result = [f"{folder.MODEL}/ (a plain checkpoint)"]

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vox_core.api import plans
-from vox_core.api.plans import Context, Document, RunPlan, Tell
+from vox_core.api.models import Context
+from vox_core.api.plans import Document, RunPlan, Tell
 from vox_core.api.runs import read_run, runs_in
 from vox_core.api.training import Learner
 from vox_core.contract import (

@@ -167,7 +167,7 @@ def test_what_a_stranger_wrote_steers_no_terminal(vox, tmp_path: Path) -> None:
         Notice(STEERING, "warning"),
         step(1, 1e308),
         step(2**60, -1e308, memory=2**62),
-        RunEnd(7, "failed", float("nan")),
+        RunEnd(7, "failed", float("nan"), f"error[VOX-T004]: no\n  found:    {STEERING}"),
     ]
     name = "r\x1b[31m"
     run = make_run(tmp_path / name, events, {STEERING: STEERING, "n": 10**300})
@@ -184,6 +184,7 @@ def test_what_a_stranger_wrote_steers_no_terminal(vox, tmp_path: Path) -> None:
         assert "\nmore" not in done.out, call
         if call == ("show", name):
             assert "3 lines of telemetry that cannot be read" in done.out
+            assert "error[VOX-T004]: no found:" in done.out
 
 
 def test_list_is_light(tmp_path: Path) -> None:

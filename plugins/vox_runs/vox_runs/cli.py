@@ -141,8 +141,8 @@ def _without_curves(summary: Summary) -> dict[str, Any]:
 
 
 def _row(summary: Summary) -> Sequence[str]:
-    if summary.error:
-        return summary.run, summary.status, "", "", "", "", summary.error
+    if summary.status == "unreadable":
+        return summary.run, summary.status, "", "", "", "", summary.error or ""
     judged = summary.judged or (summary.held_out[-1] if summary.held_out else None)
     return (
         summary.run,
@@ -160,6 +160,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     known = {
         "run": summary.run,
         "status": summary.status + (", stopped early" if summary.early else ""),
+        "error": _short(" ".join((summary.error or "").split()), 600),
         "model": _short(summary.model or ""),
         **_objective(Path(summary.run)),
         "backend": _backend(summary),

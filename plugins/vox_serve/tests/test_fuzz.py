@@ -106,7 +106,8 @@ def bent(draw: st.DrawFn, valid: list[dict[str, Any]]) -> bytes:
                 for _ in range(draw(st.sampled_from([3, 60, 200]))):
                     place[key] = {"items": place[key]}
             else:
-                place[key] = draw(st.sampled_from(ODD) if kind == "odd" else json_values)
+                made = draw(st.sampled_from(ODD) if kind == "odd" else json_values)
+                place[key] = copy.deepcopy(made)  # the next change may be within it
             break
     return json.dumps(document, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass")
 
