@@ -303,9 +303,10 @@ def test_a_name_without_a_file_is_refused():
         rewards.reward_of("file")
 
 
-def test_row_and_answer_are_given_by_their_names(tmp_path):
+@pytest.mark.parametrize("parameters", ["answer, row, scale=2", "row, answer, /, scale=2"])
+def test_row_and_answer_are_given_by_their_names(tmp_path, parameters):
     file = tmp_path / "judge.py"
-    file.write_text("def judge(answer, row, scale=2):\n    return scale * len(answer) + row['n']\n")
+    file.write_text(f"def judge({parameters}):\n    return scale * len(answer) + row['n']\n")
     judge = rewards.reward_of(f"{file}:judge")
     assert judge.judge({"prompt": "Hi?", "n": 1}, "four") == 9.0
     judge.close()

@@ -115,7 +115,8 @@ class Judge:
         if self.of_lists:
             return [self._number(each) for each in self._by_lists(rows, answers, prompts)]
         pairs = zip(rows, answers, strict=True)
-        if {"row", "answer"} <= self._parameters.keys():  # in any order
+        either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        if {"row", "answer"} <= {it.name for it in self._parameters.values() if it.kind is either}:
             return [self._number(self._called(row=row, answer=answer)) for row, answer in pairs]
         return [self._number(self._called(row, answer)) for row, answer in pairs]
 
