@@ -218,6 +218,8 @@ def test_a_second_module_is_no_data_file(vox, training: Training) -> None:
         ("judge.py:brief=0.50", "{}/judge.py:brief=0.5"),
         ("/shared/judge.py:brief=1", "/shared/judge.py:brief"),
         ("exact=-2e-1", "exact=-0.2"),
+        ("exact=0.12345678901", "exact=0.12345678901"),
+        ("exact=12e20", "exact=1.2e+21"),
     ],
 )
 def test_a_reward_of_vox_toml_is_a_file_beside_it(written: str, found: str, tmp_path: Path) -> None:
@@ -231,3 +233,11 @@ def test_a_reward_of_vox_toml_is_a_file_beside_it(written: str, found: str, tmp_
 def test_a_reward_that_is_no_text_is_told_how_to_name_a_function(given: object) -> None:
     with pytest.raises(ConfigError, match="give NAME or FILE"):
         load_settings(TrainSettings, {"reward": given})
+
+
+@pytest.mark.parametrize("written", ["3", "[3]", "true", "{a=1}", '[["a"]]', '"exact=1e400"'])
+def test_a_reward_of_vox_toml_that_is_none_is_refused(written: str, tmp_path: Path) -> None:
+    file = tmp_path / "vox.toml"
+    file.write_text(f"[train]\nreward = {written}\n")
+    with pytest.raises(ConfigError, match="give NAME or FILE"):
+        load_settings(TrainSettings, {}, file=file)

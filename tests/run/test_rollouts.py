@@ -120,10 +120,10 @@ def test_several_rewards_are_summed_by_weight(tiny, settings, rewarded, tmp_path
     }
     contract = json.loads((report.run / "plan.json").read_text())["contract"]
     first, second = (each.partition(" ") for each in contract["rollouts"]["rewards"])
-    assert (first[0], second[0]) == ("judge.py:length=0.5", "judge.py:odd=-2")
+    assert (first[0], second[0]) == ("judge.py:length=0.5", "judge.py:odd=-2.0")
     assert first[2] == second[2] == file_sha256(judge)
     assert (
-        "reward judge.py:length=0.5, reward judge.py:odd=-2"
+        "reward judge.py:length=0.5, reward judge.py:odd=-2.0"
         in (report.run / "README.md").read_text()
     )
 

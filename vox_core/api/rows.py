@@ -46,11 +46,10 @@ from vox_core.data.row_facts import (
     filtered as filtered,
     value_counts as value_counts,
 )
-from vox_core.data.rows import Record as Record, Row as Row, read_row as read_row
-from vox_core.data.rows import Examples as Examples, examples_of as examples_of, row_of as row_of
-from vox_core.data.rows import Answers as Answers, answers_for as answers_for
-from vox_core.data.rows import answer_text as answer_text
 from vox_core.data.rows import load_rewards as load_rewards, objective_of as objective_of
+from vox_core.data.rows import Row as Row, answer_text as answer_text, answers_for as answers_for
+from vox_core.data.rows import Answers as Answers, Examples as Examples, examples_of as examples_of
+from vox_core.data.rows import Record as Record, read_row as read_row, row_of as row_of
 from vox_core.data.batching import apportion as apportion
 from vox_core.data.source import (
     RowSource as RowSource,

@@ -29,6 +29,7 @@ from vox_core.config.sections import (
     homes,
     is_table,
     kebab,
+    one_or_many,
     seen_from,
 )
 from vox_core.errors import ConfigError
@@ -217,8 +218,8 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
         if re.search("Path|DataSource", annotation) and f"'{value}'" not in annotation:
             fields[name] = seen_from(folder, value)
         elif name == "reward":
-            texts = [value] if isinstance(value, str) else value
-            fields[name] = [seen_from(folder, each) if ":" in each else each for each in texts]
+            named = [*one_or_many(value)]
+            fields[name] = [seen_from(folder, it) if ":" in str(it) else it for it in named]
     return fields
 
 

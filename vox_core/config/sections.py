@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 
-def _one_or_many(value: Any) -> Any:
+def one_or_many(value: Any) -> Any:
     """Convert a single value to a list of one."""
     return value if isinstance(value, list | tuple) else (value,)
 
@@ -52,9 +53,9 @@ def _seconds(value: Any) -> Any:
 
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
-Paths = Annotated[tuple[Path, ...], BeforeValidator(_one_or_many)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
-Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)]
+Paths = Annotated[tuple[Path, ...], BeforeValidator(one_or_many)]
+Names = Annotated[tuple[str, ...], BeforeValidator(one_or_many)]
+Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(one_or_many)]
 PositiveInt = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -83,7 +84,7 @@ Backend = Annotated[
     str, WrapValidator(lambda it, checked: it if isinstance(it, BackendName) else checked(it))
 ]
 """Pydantic would make a `BackendName` a plain text."""
-Changes = Annotated[tuple[Change, ...], BeforeValidator(_one_or_many)]
+Changes = Annotated[tuple[Change, ...], BeforeValidator(one_or_many)]
 DTypeChoice = Literal["auto", "bf16", "fp16", "fp32"]
 
 
@@ -150,11 +151,11 @@ def _path_and_weight(value: Any) -> Any:
 
 Sources = Annotated[
     tuple[Annotated[DataSource, BeforeValidator(_path_and_weight)], ...],
-    BeforeValidator(_one_or_many),
+    BeforeValidator(one_or_many),
 ]
 
 
-_REWARD = re.compile(r"(?:(.+):)?([^:=]+)(?:=(-?\d+(?:\.\d+)?(?:e-?\d+)?))?")
+_REWARD = re.compile(r"(?:(.+):)?([^:=]+)(?:=(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?))?")
 
 
 class RewardSource(NamedTuple):
@@ -168,13 +169,13 @@ class RewardSource(NamedTuple):
     @classmethod
     def of(cls, text: object) -> RewardSource:
         found = _REWARD.fullmatch(text) if isinstance(text, str) else None
-        if found is None or found[2].endswith(".py"):
+        if not (found and math.isfinite(float(found[3] or 1))) or found[2].endswith(".py"):
             raise ValueError("give NAME or FILE.py:FUNCTION; a weight stands behind it: exact=0.5")
         return cls(Path(found[1]) if found[1] else None, found[2], float(found[3] or 1))
 
     def __str__(self) -> str:
         source = f"{self.file}:{self.name}" if self.file else self.name
-        return source if self.weight == 1 else f"{source}={self.weight:g}"
+        return source if self.weight == 1 else f"{source}={self.weight!r}"
 
 
 def _rewards(texts: tuple[Any, ...]) -> tuple[str, ...]:
@@ -184,7 +185,7 @@ def _rewards(texts: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(map(str, sources.values()))
 
 
-RewardNames = Annotated[tuple[str, ...], BeforeValidator(_rewards), BeforeValidator(_one_or_many)]
+RewardNames = Annotated[tuple[str, ...], BeforeValidator(_rewards), BeforeValidator(one_or_many)]
 
 
 def seen_from(folder: Path, value: Any) -> Any:

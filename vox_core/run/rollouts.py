@@ -215,8 +215,7 @@ class Rollouts:
             fault = str(error) if told else f"{format_error(error)} ({raised_at(error)})"
         if judged is None and len(asked) > 1:
             fault += f", of {len(asked)} answers at once; this is the first"
-        at = min(len(values), len(asked) - 1)
-        raise self._unjudged(*asked[at], f"{name}: {fault}") from cause
+        raise self._unjudged(*asked[: len(values) + 1][-1], f"{name}: {fault}") from cause
 
     def _unjudged(self, place: tuple[Path, int], answer: str, fault: str) -> TrainingError:
         return TrainingError(
