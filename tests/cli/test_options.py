@@ -241,3 +241,14 @@ def test_a_reward_of_vox_toml_that_is_none_is_refused(written: str, tmp_path: Pa
     file.write_text(f"[train]\nreward = {written}\n")
     with pytest.raises(ConfigError, match="give NAME or FILE"):
         load_settings(TrainSettings, {}, file=file)
+
+
+def test_a_key_of_another_section_is_told_its_home(tmp_path: Path) -> None:
+    """`[train]` takes those of `[data]` as flags; a key that neither has is only misspelt."""
+    file = tmp_path / "vox.toml"
+    file.write_text("[train]\nvalid-share = 0.1\nlearning-rate = 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(TrainSettings, {}, file=file)
+    home, near = caught.value.faults
+    assert home == "[train] valid-share is unknown; put it under [data]"
+    assert near == "[train] learning-rate is unknown; did you mean lr?"

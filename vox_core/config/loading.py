@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -173,16 +173,16 @@ def validate(
 
 
 def _require_known(table: dict[str, Any], path: Path, kind: type[Section], others: Others) -> None:
-    kinds = {each.section: each for each in (*SECTIONS, *homes(kind))}
-    faults = []
+    kinds, faults = {each.section: each for each in (*SECTIONS, *homes(kind))}, []
     for section, keys in table.items():
         if not isinstance(keys, dict):
-            home = _home(section, kinds)
+            home = _home(section, kinds.values())
             faults += [f"{section} stands outside all sections{home}"] if home or others else []
         elif section in kinds:
             known = {kebab(name) for name in kinds[section].own_fields()}
-            unknown = [key for key in keys if key not in known]
-            faults += [_unknown(f"[{section}] {key}", key, known) for key in unknown]
+            for key in (key for key in keys if key not in known):
+                home, shown = _home(key, homes(kinds[section])), f"[{section}] {key}"
+                faults.append(f"{shown} is unknown{home}" if home else _unknown(shown, key, known))
         elif others and (names := others()) is not None and section not in names:
             faults.append(_unknown(f"[{section}]", section, {*kinds, *names}))
     if faults:
@@ -195,10 +195,10 @@ def _require_known(table: dict[str, Any], path: Path, kind: type[Section], other
         )
 
 
-def _home(key: str, kinds: Mapping[str, type[Section]]) -> str:
-    """Return the section of a key that stands outside all sections."""
+def _home(key: str, kinds: Iterable[type[Section]]) -> str:
+    """Return the section of a key that stands outside it."""
     name = key.replace("-", "_")
-    home = next((each for each, kind in kinds.items() if name in kind.own_fields()), None)
+    home = next((kind.section for kind in kinds if name in kind.own_fields()), None)
     return f"; put it under [{home}]" if home else ""
 
 
@@ -218,7 +218,7 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
         if re.search("Path|DataSource", annotation) and f"'{value}'" not in annotation:
             fields[name] = seen_from(folder, value)
         elif name == "reward":
-            named = [*one_or_many(value)]
+            named = one_or_many(value)
             fields[name] = [seen_from(folder, it) if ":" in str(it) else it for it in named]
     return fields
 
