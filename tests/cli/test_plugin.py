@@ -81,6 +81,9 @@ def test_info_tells_what_is_known(vox, site: Site) -> None:
     facts = json.loads(vox("plugin", "info", "mine", "--json").out)
     assert facts["catalog"] is None
     assert facts["installed"][0]["manifest"]["capabilities"]["dtypes"] == ["fp32"]
+    said = vox("plugin", "info", "runs").out
+    assert "commands      runs\n" in said, "the names of its commands"
+    assert "capabilities" not in said, "it is no backend"
     assert json.loads(vox("plugin", "info", "cpu", "--json").out)["catalog"]["licence"]
 
 

@@ -67,7 +67,7 @@ class Command(click.Command):
         titles = (*self.sections, "Options")
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
         for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
+            if (record := parameter.get_help_record(ctx)) and record[1]:
                 rows[heading.get(parameter.name or "", "Options")].append(record)
         for title, records in rows.items():
             with formatter.section(title):

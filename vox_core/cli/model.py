@@ -39,18 +39,15 @@ def list_models(as_json: bool) -> None:
 def _row(entry: ModelEntry) -> tuple[str, ...]:
     download = sum(part.size for part in entry.parts)
     source = f"pypi, {megabytes(download)}" if entry.parts else f"hub {entry.hub}"
+    size = entry.parameters
     return (
         entry.id,
-        _parameters(entry.parameters),
-        megabytes(_BF16 * entry.parameters),
+        f"{size / 1e9:.1f}B" if size >= 999.5e6 else f"{size / 1e6:.0f}M",
+        megabytes(_BF16 * size),
         entry.licence,
         source + (", gated" if entry.gated else ""),
         entry.description,
     )
-
-
-def _parameters(count: int) -> str:
-    return f"{count / 1e9:.1f}B" if count >= 999.5e6 else f"{count / 1e6:.0f}M"
 
 
 @model.command(

@@ -165,6 +165,7 @@ def _rows(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         if isinstance(value, dict):
             rows += _rows(value, f"{name}.")
         elif value not in (None, "", (), []):
-            listed = isinstance(value, list | tuple)
-            rows.append((f"  {name}", ", ".join(map(str, value)) if listed else str(value)))
+            each = value if isinstance(value, list | tuple) else [value]
+            told = (str(one["name"] if isinstance(one, dict) else one) for one in each)
+            rows.append((f"  {name}", ", ".join(told)))
     return rows
