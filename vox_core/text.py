@@ -48,13 +48,13 @@ def named(reference: str, title: str) -> str:
     return reference if reference.rstrip("/").endswith(title) else f"{reference} ({title})"
 
 
-def losses(before: float | None, after: float | None) -> str:
-    """Format two losses: `3.2100 -> 1.4000 (56 % lower)`; empty unless both exist.
-
-    Without the percentage if the first is not above 0.0000, as the loss of one with rewards.
-    """
+def losses(before: float | None, after: float | None, *, rewarded: bool = False) -> str:
+    """Format two losses: `3.2100 -> 1.4000 (56 % lower)`; empty unless both exist. Without the
+    percentage if the first is not above 0.0000. Of negative rewards, format the rewards."""
     if before is None or after is None:
         return ""
+    if rewarded:
+        return f"{-before:.4f} -> {-after:.4f}"
     if before < 5e-5:
         return f"{before:.4f} -> {after:.4f}"
     change = 100 * (after / before - 1)

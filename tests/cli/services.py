@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,9 @@ class Training:
             observe(event)
         named = None if settings.resume == "auto" else settings.resume
         run = named or settings.out or Path("runs/m")
-        return TrainReport(
-            run, self.stopped, 2 if self.stopped else 3, 3, 12.0, 4.25, 3.0, 4.0, 1.0, **self.report
-        )
+        steps = 2 if self.stopped else 3
+        report = TrainReport(run, self.stopped, steps, 3, 12.0, 4.25, 3.0, 4.0, 1.0)
+        return replace(report, **self.report)
 
 
 @dataclass

@@ -83,6 +83,7 @@ def test_train_as_json(vox, monkeypatch) -> None:
         "valid_after": 1.0,
         "best_step": None,
         "best_loss": None,
+        "rewarded": False,
         "adapter_step": None,
         "rows": None,
         "epochs": None,
@@ -158,6 +159,14 @@ def test_the_best_step_is_shown_where_it_is_not_the_last(vox, monkeypatch, adapt
         monkeypatch.setattr("vox_core.run.train.train", Training(report=report))
         lines = vox("train", "--out", "runs/a").out.splitlines()
         assert f"best             0.5000 after step 2; {said} {what}" in lines
+
+
+def test_the_validation_of_a_run_with_rewards_is_shown_as_a_reward(vox, monkeypatch) -> None:
+    report = {"valid_before": -0.25, "valid_after": -0.5, "best_step": 2, "best_loss": -0.75}
+    monkeypatch.setattr("vox_core.run.train.train", Training(report={**report, "rewarded": True}))
+    lines = vox("train", "--out", "runs/a").out.splitlines()
+    assert "validation reward  0.2500 -> 0.5000" in lines
+    assert any(line.startswith("best               0.7500 after step 2") for line in lines)
 
 
 def test_the_flags_of_stopping_and_going_on_reach_the_service(vox, monkeypatch) -> None:

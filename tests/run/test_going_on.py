@@ -185,7 +185,7 @@ def test_the_best_checkpoint_is_kept_and_is_the_adapter(made):
     assert report.adapter_step == best < 7
     there = {path.name for path in (report.run / "checkpoints").iterdir()}
     assert there == {f"step-{best}", "step-7", "step-8"}
-    assert f"{losses[best]:.4f} after" in (report.run / "README.md").read_text()
+    assert f"-> {losses[best]:.4f} (" in (report.run / "README.md").read_text()
     best_adapter = read_adapter(report.run).tensors()
     state = checkpoint.load_step(report.run / "checkpoints", best)
     for name, value in state.adapter.tensors().items():

@@ -40,7 +40,8 @@ def read_mlx_adapter(folder: Path, base: MlxBase, *, literal: bool = False) -> A
             feature and every disagreement of file and configuration.
         ModelError: M003, the safetensors file is corrupt.
     """
-    config = _read_config(folder)
+    with config_errors(folder, "num_layers and lora_parameters with rank and scale, as in mlx-lm"):
+        config = mlx.parse_config(bounded_json.read(folder / mlx.CONFIG))
     if config.is_whole_model:
         fuse = ("--model", "BASE", "--adapter-path", folder, "--save-path", "OUT")
         raise AdapterError(
@@ -65,11 +66,6 @@ def read_mlx_adapter(folder: Path, base: MlxBase, *, literal: bool = False) -> A
         ) from error
     modules = {path: LowRank(*update) for path, update in updates.items()}
     return AdapterState(cast("Method", method), modules, saved)
-
-
-def _read_config(folder: Path) -> mlx.Config:
-    with config_errors(folder, "num_layers and lora_parameters with rank and scale, as in mlx-lm"):
-        return mlx.parse_config(bounded_json.read(folder / mlx.CONFIG))
 
 
 def _read_tensors(path: Path) -> dict[str, NDArray[Any]]:

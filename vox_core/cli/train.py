@@ -170,7 +170,9 @@ def _show(report: TrainReport) -> None:
         "run": str(report.run),
         "steps": f"{report.steps} of {report.total_steps} in {duration(report.seconds)}{startup}",
         "loss": "" if report.loss is None else f"{report.loss:.4f}",
-        "validation loss": losses(report.valid_before, report.valid_after),
+        f"validation {'reward' if report.rewarded else 'loss'}": losses(
+            report.valid_before, report.valid_after, rewarded=report.rewarded
+        ),
         "best": _best(report),
     }
     print_table({label: text for label, text in rows.items() if text})
@@ -198,9 +200,10 @@ def _hint(report: TrainReport) -> str:
 
 def _best(report: TrainReport) -> str:
     """Describe the best validation, unless it was the last one."""
-    if report.best_step is None or report.best_step == report.steps:
+    if report.best_loss is None or report.best_step == report.steps:
         return ""
     written = report.adapter_step == report.best_step
     what = "model" if report.model else "adapter"
     which = f"this {what}" if written else f"--load-best-at-end would have written its {what}"
-    return f"{report.best_loss:.4f} after step {report.best_step}; {which}"
+    best = -report.best_loss if report.rewarded else report.best_loss
+    return f"{best:.4f} after step {report.best_step}; {which}"

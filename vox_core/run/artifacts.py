@@ -43,12 +43,14 @@ from vox_core.run.hf_checkpoint import (
 from vox_core.run.load_proof import take_probe
 from vox_core.run.plan import data_size, has_tied_head
 from vox_core.run.resume import last_step
+from vox_core.text import losses
 from vox_core.weights import numpy_dtype
 
 if TYPE_CHECKING:
     from vox_core.host.load import Backend
     from vox_core.run.inputs import RunInputs
     from vox_core.run.loop import Trained
+    from vox_core.run.progress import Progress
     from vox_core.run.run_plan import RunPlan
     from vox_core.run.session import Session
 
@@ -66,6 +68,7 @@ class TrainReport:
         seconds: from the start of planning to the last write.
         startup_seconds: from the start of planning to the end of the first step.
         best_step, best_loss: the best validation after a step.
+        rewarded: losses of validations are negative mean rewards.
         adapter_step: the step whose adapter, or model, was written.
         model: the checkpoint, with the method `full`.
         rows: of one epoch.
@@ -86,6 +89,7 @@ class TrainReport:
     valid_after: float | None = None
     best_step: int | None = None
     best_loss: float | None = None
+    rewarded: bool = False
     adapter_step: int | None = None
     model: Path | None = None
     rows: int | None = None
@@ -137,24 +141,18 @@ def report_of(session: Session, result: Trained, adapter_step: int | None = None
         adapter_step: the step whose adapter, or model, will be.
     """
     plan, progress = session.plan, session.progress
-    before, after = progress.first_and_last
-    return TrainReport(
-        run=plan.run.path,
+    return replace(
+        _report(plan, progress, result.state.step),
         stopped=result.stopped and not progress.exhausted,
-        steps=result.state.step,
-        total_steps=plan.contract.total_steps,
         seconds=session.elapsed(),
         startup_seconds=session.metrics.startup_seconds,
         loss=progress.losses[-1] if progress.losses else None,
-        valid_before=before,
-        valid_after=after,
         best_step=progress.best_step,
         best_loss=None if progress.best_step is None else progress.best_loss,
         adapter_step=adapter_step,
         rows=plan.contract.data.rows,
         epochs=None if plan.settings.max_steps else plan.settings.epochs,
         lr=plan.contract.optimizer.lr,
-        objective=plan.contract.objective.name,
     )
 
 
@@ -172,16 +170,20 @@ def report_of_ended(plan: RunPlan) -> TrainReport:
     """Of a run that had finished before this command."""
     last = last_step(plan.run)
     assert plan.previous is not None
-    before, after = plan.previous.progress_at(last).first_and_last
+    return replace(_report(plan, plan.previous.progress_at(last), last), model=plan.run.model)
+
+
+def _report(plan: RunPlan, progress: Progress, steps: int) -> TrainReport:
+    before, after = progress.first_and_last
     return TrainReport(
         run=plan.run.path,
         stopped=False,
-        steps=last,
+        steps=steps,
         total_steps=plan.contract.total_steps,
         seconds=0.0,
         valid_before=before,
         valid_after=after,
-        model=plan.run.model,
+        rewarded=bool(plan.contract.rollouts.rewards),
         objective=plan.contract.objective.name,
     )
 
@@ -316,13 +318,14 @@ def card(run: RunPlan, step: int, before: float | None, after: float | None) -> 
     """The model card, with the metadata block that the Hugging Face hub reads."""
     plan, model, teacher = run.execution, run.inputs.model, run.settings.teacher
     contract, adapter, optimizer = plan.contract, plan.contract.adapter, plan.contract.optimizer
-    whole, parameters = adapter.method == "full", run.trained_elements
-    kind = f"rank {adapter.rank}, alpha {adapter.alpha:g}, {len(plan.modules)} modules"
+    whole, rewarded = adapter.method == "full", bool(contract.rollouts.rewards)
+    kind = f"rank {adapter.rank}, alpha {adapter.alpha:g}, {len(plan.modules)} modules, "
+    held_out = losses(before, after, rewarded=rewarded)
     rows = {
         "base model": f"{model.id} ({model.model_type})",
         "objective": _objective(contract),
         **({"teacher": teacher} if teacher else {}),
-        "method": f"{adapter.method}, {'' if whole else f'{kind}, '}{parameters:,} parameters",
+        "method": f"{adapter.method}, {'' if whole else kind}{run.trained_elements:,} parameters",
         "data": data_size(contract),
         "steps": f"{step} of {contract.total_steps}, {contract.batch_size} examples each",
         "optimizer": f"{_OPTIMIZERS[optimizer.name]}, "
@@ -330,7 +333,7 @@ def card(run: RunPlan, step: int, before: float | None, after: float | None) -> 
         "seed": str(contract.seed),
         "backend": f"{plan.backend} {plan.backend_version}, {plan.dtype}",
         "quantisation of the base": contract.quant,
-        **_held_out(before, after, rewarded=bool(contract.rollouts.rewards)),
+        f"held-out {'reward' if rewarded else 'loss'}": held_out or "not measured",
         "contract": f"`{contract.digest}`",
     }
     weights = ""
@@ -359,14 +362,6 @@ def _objective(contract: FineTuneContract) -> str:
             f"temperature {rollouts.temperature:g}"
         )
     return ", ".join(parts)
-
-
-def _held_out(before: float | None, after: float | None, *, rewarded: bool) -> dict[str, str]:
-    """Return the row of the validation; its loss is the negative mean reward if there is one."""
-    name, sign = ("held-out reward", -1) if rewarded else ("held-out loss", 1)
-    if before is None or after is None:
-        return {name: "not measured"}
-    return {name: f"{sign * before:.4f} before, {sign * after:.4f} after"}
 
 
 _CARD = """\

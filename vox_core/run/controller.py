@@ -241,14 +241,15 @@ class RunController:
         since = self._progress.since_best
         if self._progress.exhausted:
             yield Notice(
-                f"early stopping: no better held-out loss in {since} "
+                f"early stopping: no better result in {since} "
                 f"{'validation' if since == 1 else 'validations'}; the best was {self._best()}"
             )
         elif self._out_of_time() and not self.signalled():
             yield Notice("stopped: the time of --max-time is over")
 
     def _best(self) -> str:
-        return f"{self._progress.best_loss:.4f} after step {self._progress.best_step}"
+        best = self._progress.best_loss * (-1 if self._plan.contract.rollouts.rewards else 1)
+        return f"{best:.4f} after step {self._progress.best_step}"
 
     def _changed_files(self) -> Iterator[Notice]:
         for path in changed_files(self._plan.sources):

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,7 +105,7 @@ class Rollouts:
         rows = plan.inputs.rows
         used = (*rows.train, *rows.valid)
         self._rows = {(file.path, line): row for file in used for line, row in file.parsed()}
-        self._positions = positions(plan.inputs.config)
+        self._positions = positions(plan.inputs.config) or sys.maxsize
         # How many rows at once decides the last bits, so it does not go by the memory that is free.
         self._generator = Generator(trainer, most_rows(plan.inputs.selection.hardware))
         self._sampled: StepBatches | None = None
@@ -153,7 +154,8 @@ class Rollouts:
         prompts = []
         for place, document in enumerate(documents):
             prompt = data[document].tokens_T.tolist()
-            first = Sampling(self._room(prompt), temperature, seed=self._plan.contract.seed)
+            room = min(self._plan.settings.rollout_tokens, self._positions - len(prompt))
+            first = Sampling(room, temperature, seed=self._plan.contract.seed)
             start = (turn * len(documents) + place) * count
             sampled = (replace(first, row=row) for row in range(start, start + count))
             prompts += [Prompt(prompt, each, self._ends.__contains__, NAME) for each in sampled]
@@ -171,11 +173,6 @@ class Rollouts:
             )
             for row, prompt in enumerate(prompts)
         ]
-
-    def _room(self, prompt: Sequence[int]) -> int:
-        """Return the most tokens of an answer, with no more than the model has positions for."""
-        wanted = self._plan.settings.rollout_tokens
-        return wanted if self._positions is None else min(wanted, self._positions - len(prompt))
 
     def _judged(self, data: Dataset, answers: Sequence[Rollout]) -> tuple[Doubles, Doubles]:
         """Judge the answers, those to a prompt in one process: a reward need not be a function of

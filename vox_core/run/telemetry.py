@@ -234,7 +234,7 @@ class Summary:
         step, total_steps: the last step that counts, and the one that the run will end with.
         seconds: of work, without the time between a process that ended and a resume.
         losses, loss: of each step, and of the last one.
-        held_out: validation losses; step 0 is before training.
+        held_out: validation losses, or negative rewards if `rewarded`; step 0 is before training.
         metrics: the objective's, and scores of evaluations, by name.
         tokens_per_second: over all steps that were taken.
         memory: peak bytes.
@@ -260,6 +260,7 @@ class Summary:
     loss: float | None = None
     losses: Curve = field(default_factory=list)
     held_out: Curve = field(default_factory=list)
+    rewarded: bool = False
     metrics: dict[str, Curve] = field(default_factory=dict)
     tokens_per_second: float | None = None
     memory: int | None = None
@@ -315,8 +316,9 @@ class _Tally:
                 self._begin(event)
             case StepDone():
                 self._step(event)
-            case Validation(number, loss):
+            case Validation(number, loss, reward):
                 summary.held_out.append((number, finite(loss)))
+                summary.rewarded = reward is not None
             case ObjectiveMetrics(number, metrics) | Evaluation(number, metrics):
                 self._metrics(number, metrics)
             case Resumed():

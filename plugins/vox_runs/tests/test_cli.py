@@ -80,6 +80,23 @@ def test_show(vox, tmp_path: Path) -> None:
     assert told["held_out"] == [[0, 5.0], [4, 1.5]]
 
 
+def test_the_validation_of_a_run_with_rewards_is_its_reward(vox, tmp_path: Path) -> None:
+    events = [
+        Validation(step, -reward, reward) for step, reward in ((0, 0.25), (2, 0.75), (4, 0.5))
+    ]
+    contract = {"data": {"valid_digest": "v"}, "rollouts": {"rewards": ["exact"]}}
+    run = make_run(tmp_path / "r", [start(), *events, RunEnd(4, "done", 2.0)], contract)
+    (run / "vox_adapter.json").write_text(json.dumps({"step": 4, "last_step": 4}))
+    make_run(tmp_path / "s", [start(), *events[:2]], contract)
+    told = [line.split(maxsplit=2) for line in vox("runs", "show", "r").out.splitlines()]
+    assert ["validation", "reward", "0.2500 -> 0.5000"] in told
+    assert ["best", "reward", "0.7500 after step 2; a later step was written"] in told
+    listed = vox("runs", "list", ".").out
+    assert "reward 0.5000" in listed and "reward 0.7500" in listed
+    told = vox("runs", "compare", "r", "s").out.splitlines()
+    assert told[-1] == "neither is better: validation reward 0.7500 and 0.7500, after step 2"
+
+
 def test_show_has_the_objectives_metrics(vox, tmp_path: Path) -> None:
     events = [ObjectiveMetrics(n, {"reward": n / 4, "kl": 0.5}) for n in (1, 2, 3, 2, 3)]
     make_run(tmp_path / "r", [start(), *events[:3], start(4, 2), *events[3:]])

@@ -170,6 +170,11 @@ VERDICTS = {
         {"held_out": [(1, 3.0)]},
         (None, "validation loss", 3, 3, (1, 1)),
     ),
+    "rewards, whose losses are negative": (
+        {"held_out": [(1, -0.25)], "rewarded": True},
+        {"held_out": [(1, -0.5)], "rewarded": True},
+        ("b", "validation reward", 0.25, 0.5, (1, 1)),
+    ),
     "nothing": ({}, {"losses": [(1, 3.0)]}, (None, None, None, None, None)),
 }
 
@@ -184,14 +189,22 @@ def test_which_is_better(case: str) -> None:
     assert found.why.startswith(f"{found.better} is better" if found.better else "n")
 
 
-def digests(train: str, valid: str | None) -> dict[str, str | None]:
-    return {"digest": train, "valid_digest": valid}
+def digests(train: str, valid: str | None, **contract: object) -> dict[str, object]:
+    return {"data": {"digest": train, "valid_digest": valid}, **contract}
 
 
 REASONS = {
     "of different data; training losses 3.0000 and 2.0000": (digests("t", "v"), digests("t", "w")),
     "losses of other data 3.0000 and 2.0000": (digests("t", "v"), digests("u", "w")),
     "does not name; training losses of other": (digests("t", "v"), {}),
+    "of different objectives, options or rewards; training losses 3.0000": (
+        digests("t", "v", objective={"name": "dpo", "options": {}}),
+        digests("t", "v", objective={"name": "dpo", "options": {"beta": "0.5"}}),
+    ),
+    "options or rewards; training losses 3.0000": (
+        digests("t", "v", rollouts={"rewards": ["exact"]}),
+        digests("t", "v", rollouts={"rewards": ["regex"]}),
+    ),
 }
 
 
@@ -203,7 +216,7 @@ def test_no_run_is_better_by_other_data(said: str) -> None:
     assert (found.better, found.basis, found.a, found.b) == (None, "training loss", 3.0, 2.0)
     assert said in found.why and found.why.startswith("no verdict: ")
     a.held_out = []
-    assert "run has no validation loss; " in verdict(a, b, *REASONS[said]).why
+    assert "run has no validation; " in verdict(a, b, *REASONS[said]).why
 
 
 def test_a_comparison_names_each_field_and_trusts_no_other_held_out_rows(tmp_path: Path) -> None:

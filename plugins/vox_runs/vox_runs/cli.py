@@ -149,7 +149,7 @@ def _row(summary: Summary) -> Sequence[str]:
         summary.status,
         _steps(summary),
         _loss(summary.loss),
-        _loss(judged[1] if judged else None),
+        _validation(summary, judged[1]) if judged else "",
         _short(summary.model or ""),
         _when(summary.started),
     )
@@ -169,9 +169,13 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         "loss": _first_and_last(summary.losses),
         "": _curve(summary.losses),
         **{_short(name): _ends(curve) for name, curve in summary.metrics.items()},
-        "validation loss": _first_and_last(summary.held_out),
+        f"validation {'reward' if summary.rewarded else 'loss'}": _first_and_last(
+            summary.held_out, rewarded=summary.rewarded
+        ),
         "best": _best(summary),
-        "after steps": _some(f"{step}: {_loss(loss)}" for step, loss in summary.held_out),
+        "after steps": _some(
+            f"{step}: {_validation(summary, loss)}" for step, loss in summary.held_out
+        ),
         "tokens/s": f"{summary.tokens_per_second or 0:,.0f}" if summary.tokens_per_second else "",
         "memory": megabytes(summary.memory) if summary.memory else "",
         "checkpoints": _some(map(str, summary.checkpoints)),
@@ -230,18 +234,22 @@ def _best(summary: Summary) -> str:
     if (best := summary.best) is None or summary.adapter_step is None or best[0] == summary.step:
         return ""
     which = "which" if summary.adapter_step == best[0] else "a later step"
-    return f"{_loss(best[1])} after step {best[0]}; {which} was written"
+    return f"{_validation(summary, best[1])} after step {best[0]}; {which} was written"
 
 
 def _loss(loss: float | None) -> str:
     return "" if loss is None else f"{loss:.4f}" if abs(loss) < 1e6 else f"{loss:.1e}"
 
 
-def _first_and_last(curve: Curve) -> str:
+def _validation(summary: Summary, loss: float | None) -> str:
+    return _loss(loss) if loss is None or not summary.rewarded else f"reward {_loss(-loss)}"
+
+
+def _first_and_last(curve: Curve, *, rewarded: bool = False) -> str:
     known = [loss for _, loss in curve if loss is not None]
-    if len(known) < 2 or known[0] == 0:
-        return _loss(known[-1] if known else None)
-    return losses(known[0], known[-1])
+    if len(known) < 2:
+        return _loss((-1 if rewarded else 1) * known[0] if known else None)
+    return losses(known[0], known[-1], rewarded=rewarded)
 
 
 def _ends(curve: Curve) -> str:

@@ -1,6 +1,7 @@
-"""Compare two runs: differing contract fields, and the lower validation loss.
+"""Compare two runs: differing contract fields, and the better validation.
 
-Only validation losses on the same data decide (equal `data.valid_digest`): those of the written
+Only validations decide, on the same data (equal `data.valid_digest`) and by the same objective with
+its options, or by the same rewards: those of the written
 adapters, if a run wrote its best (`--load-best-at-end`); else those at the last common step; else
 the last of each. Without them there is no winner, because a run that memorises its examples has a
 lower training loss: mean training losses up to the same step are shown with the reason.
@@ -19,7 +20,7 @@ from vox_core.errors import AdapterError
 LAST = 20
 """Steps whose mean loss is taken, or a tenth of those both have taken, if that is fewer."""
 
-Basis: TypeAlias = Literal["validation loss", "training loss"]
+Basis: TypeAlias = Literal["validation loss", "validation reward", "training loss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Verdict:
     """The folder of the better run; None if they are equal or nothing decides.
 
     Args:
-        steps: step of each loss, or the last step of each mean.
+        basis, a, b: what was compared, and its value in each run.
+        steps: step of each value, or the last step of each mean.
         why: the verdict in one line.
     """
 
@@ -71,7 +73,7 @@ def compare(a: Path, b: Path) -> Comparison:
     if first is not None and second is not None:
         found = [Difference(*each) for each in _by_field(differences(first, second))]
     best = _wrote_best(a, one) or _wrote_best(b, other)
-    decided = verdict(one, other, _data(first), _data(second), of_adapters=best)
+    decided = verdict(one, other, first or {}, second or {}, of_adapters=best)
     return Comparison(one, other, found, decided)
 
 
@@ -94,27 +96,32 @@ def _by_field(found: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any,
 def verdict(
     a: Summary,
     b: Summary,
-    data_a: Mapping[str, Any],
-    data_b: Mapping[str, Any],
+    contract_a: Mapping[str, Any],
+    contract_b: Mapping[str, Any],
     *,
     of_adapters: bool = False,
 ) -> Verdict:
     """Decide which run is better, if anything does.
 
     Args:
-        data_a, data_b: identity of their data in the contracts: digest, valid_digest.
         of_adapters: the losses of the written adapters decide, even if both are of the last step.
     """
     of_adapters = of_adapters or a.chosen or b.chosen
+    data_a, data_b = _part(contract_a, "data"), _part(contract_b, "data")
     same_valid, same_train = (
         data_a.get(key) is not None and data_a.get(key) == data_b.get(key)
         for key in ("valid_digest", "digest")
     )
     written = (a.judged, b.judged) if of_adapters and a.judged and b.judged else None
-    if same_valid and (found := written or _held_out(a.held_out, b.held_out)):
-        return _decided(a.run, b.run, *found)
+    same_measure = _measure(contract_a) == _measure(contract_b)
+    found = written or _held_out(a.held_out, b.held_out)
+    if same_valid and same_measure and found:
+        return _decided(a, b, *found)
     known = "valid_digest" in data_a and "valid_digest" in data_b
-    reason = _undecided(a, b, known)
+    of = "different data" if known else "data that a contract does not name"
+    if same_valid:
+        of = "different objectives, options or rewards"
+    reason = _undecided(a, b, of)
     if (means := _means(a.losses, b.losses)) is None:
         return Verdict(None, None, None, None, None, f"nothing to compare: {reason}")
     step, loss_a, loss_b = means
@@ -125,22 +132,23 @@ def verdict(
     return Verdict(None, "training loss", loss_a, loss_b, (step, step), why)
 
 
-def _decided(a: str, b: str, of_a: tuple[int, float], of_b: tuple[int, float]) -> Verdict:
+def _decided(a: Summary, b: Summary, of_a: tuple[int, float], of_b: tuple[int, float]) -> Verdict:
     (step_a, loss_a), (step_b, loss_b) = of_a, of_b
-    better = None if loss_a == loss_b else a if loss_a < loss_b else b
+    better = None if loss_a == loss_b else a.run if loss_a < loss_b else b.run
+    basis: Basis = "validation loss"
+    if a.rewarded:
+        basis, loss_a, loss_b = "validation reward", -loss_a, -loss_b
     steps = f"step {step_a}" if step_a == step_b else f"steps {step_a} and {step_b}"
-    why = f"validation loss {loss_a:.4f} and {loss_b:.4f}, after {steps}"
-    why = f"{better or 'neither'} is better: {why}"
-    return Verdict(better, "validation loss", loss_a, loss_b, (step_a, step_b), why)
+    why = f"{better or 'neither'} is better: {basis} {loss_a:.4f} and {loss_b:.4f}, after {steps}"
+    return Verdict(better, basis, loss_a, loss_b, (step_a, step_b), why)
 
 
-def _undecided(a: Summary, b: Summary, known: bool) -> str:
-    """Explain why no validation losses decide."""
+def _undecided(a: Summary, b: Summary, of: str) -> str:
+    """Explain why no validations decide."""
     lacking = {each.run: None for each in (a, b) if each.judged is None}
     if lacking:
-        return f"{' and '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} no validation loss"
-    told = "of different data" if known else "of data that a contract does not name"
-    return f"their validation losses are {told}"
+        return f"{' and '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} no validation"
+    return f"their validations are of {of}"
 
 
 def _held_out(a: Curve, b: Curve) -> tuple[tuple[int, float], tuple[int, float]] | None:
@@ -175,7 +183,13 @@ def plan_part(folder: Path, name: str) -> Mapping[str, Any] | None:
     return part if isinstance(part, dict) else None
 
 
-def _data(contract: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return the contract's identity of the data; empty if it has none."""
-    data = (contract or {}).get("data")
-    return data if isinstance(data, dict) else {}
+def _measure(contract: Mapping[str, Any]) -> object:
+    """Return what a validation measures: the rewards, or the objective and its teacher."""
+    rollouts = _part(contract, "rollouts")
+    return rollouts.get("rewards") or (contract.get("objective"), rollouts.get("teacher"))
+
+
+def _part(contract: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return an object of the contract; empty if it has none."""
+    part = contract.get(name)
+    return part if isinstance(part, dict) else {}
