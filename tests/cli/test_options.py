@@ -246,9 +246,10 @@ def test_a_reward_of_vox_toml_that_is_none_is_refused(written: str, tmp_path: Pa
 def test_a_key_of_another_section_is_told_its_home(tmp_path: Path) -> None:
     """`[train]` takes those of `[data]` as flags; a key that neither has is only misspelt."""
     file = tmp_path / "vox.toml"
-    file.write_text("[train]\nvalid-share = 0.1\nlearning-rate = 1\n")
+    file.write_text("[train]\nvalid_share = 0.1\nmax_steps = 3\nlearning-rate = 1\n")
     with pytest.raises(ConfigError) as caught:
         load_settings(TrainSettings, {}, file=file)
-    home, near = caught.value.faults
-    assert home == "[train] valid-share is unknown; put it under [data]"
+    home, own, near = caught.value.faults
+    assert home == "[train] valid_share is unknown; put valid-share under [data]"
+    assert own == "[train] max_steps is unknown; did you mean max-steps?"
     assert near == "[train] learning-rate is unknown; did you mean lr?"

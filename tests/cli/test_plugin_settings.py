@@ -87,7 +87,7 @@ def test_a_flag_wins_over_a_variable_over_the_file(site: Site, monkeypatch) -> N
     ("written", "said"),
     [
         ("[gauge]\ndept = 4\n", "[gauge] dept is unknown; did you mean depth?"),
-        ("depth = 4\n", "depth stands outside all sections; put it under [gauge]"),
+        ("depth = 4\n", "depth stands outside all sections; put depth under [gauge]"),
         ("[guage]\ndepth = 4\n", "[guage] is unknown; did you mean gauge?"),
         ("[train]\nranc = 4\n", "[train] ranc is unknown; did you mean rank?"),
         ("[gauge]\ndepth = 0\n", "depth = 0: input should be greater than 0 (from vox.toml)"),

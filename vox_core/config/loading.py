@@ -181,7 +181,7 @@ def _require_known(table: dict[str, Any], path: Path, kind: type[Section], other
         elif section in kinds:
             known = {kebab(name) for name in kinds[section].own_fields()}
             for key in (key for key in keys if key not in known):
-                home, shown = _home(key, homes(kinds[section])), f"[{section}] {key}"
+                home, shown = _home(key, homes(kinds[section])[:-1]), f"[{section}] {key}"
                 faults.append(f"{shown} is unknown{home}" if home else _unknown(shown, key, known))
         elif others and (names := others()) is not None and section not in names:
             faults.append(_unknown(f"[{section}]", section, {*kinds, *names}))
@@ -199,7 +199,7 @@ def _home(key: str, kinds: Iterable[type[Section]]) -> str:
     """Return the section of a key that stands outside it."""
     name = key.replace("-", "_")
     home = next((kind.section for kind in kinds if name in kind.own_fields()), None)
-    return f"; put it under [{home}]" if home else ""
+    return f"; put {kebab(name)} under [{home}]" if home else ""
 
 
 def _unknown(

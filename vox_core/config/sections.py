@@ -123,7 +123,7 @@ class Section(BaseModel):
 
 
 def homes(kind: type[Section]) -> list[type[Section]]:
-    """Return the sections that define the fields of `kind`: its bases and itself."""
+    """Return the sections that define the fields of `kind`: its bases, then itself."""
     bases = [base for base in reversed(kind.__mro__) if issubclass(base, Section)]
     return [base for base in bases if "section" in vars(base)]
 
