@@ -173,9 +173,9 @@ class Pace:
         seconds = sum(each.seconds for each in self._recent)
         rate = sum(each.tokens for each in self._recent) / seconds if seconds else 0.0
         name, value = next(iter(self.metrics.items()), ("smoothed", smoothed))
-        loss, left = f"loss {step.loss:.4f}  {name} {value:.4f}", duration(step.seconds_left or 0)
+        loss, left = f"loss {step.loss:z.4f}  {name} {value:z.4f}", duration(step.seconds_left or 0)
         if (deviation := self.metrics.get("reward_std")) is not None:
-            loss += f"  reward_std {deviation:.4f}"
+            loss += f"  reward_std {deviation:z.4f}"
         return f"{loss}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {left} left"
 
     def _smoothed(self, loss: float) -> float:
@@ -197,12 +197,12 @@ def _line(event: Event) -> str | None:
             base = "" if event.quant == "none" else f", base in {event.quant},"
             return f"training {event.model} in {event.dtype}{base} on {event.device}, {steps}"
         case Validation(step, loss, reward, margin):
-            measured = f"loss {loss:.4f}"
+            measured = f"loss {loss:z.4f}"
             if reward is not None:
-                measured = f"reward {reward:.4f}" + (f" ± {margin:.4f}" if margin else "")
+                measured = f"reward {reward:z.4f}" + (f" ± {margin:z.4f}" if margin else "")
             return f"validation {measured} {f'after step {step}' if step else 'before training'}"
         case Evaluation(step, scores):
-            shown = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
+            shown = "  ".join(f"{name} {score:z.4f}" for name, score in scores.items())
             return f"{shown} {f'after step {step}' if step else 'before training'}"
         case CheckpointWritten(step):
             return f"checkpoint written after step {step}"

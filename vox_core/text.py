@@ -54,12 +54,12 @@ def losses(before: float | None, after: float | None, *, rewarded: bool = False)
     if before is None or after is None:
         return ""
     if rewarded:
-        return f"{-before:.4f} -> {-after:.4f}"
+        return f"{-before:z.4f} -> {-after:z.4f}"
     if before < 5e-5:
-        return f"{before:.4f} -> {after:.4f}"
+        return f"{before:z.4f} -> {after:z.4f}"
     change = 100 * (after / before - 1)
     direction = "lower" if change < 0 else "higher"
-    return f"{before:.4f} -> {after:.4f} ({abs(change):.0f} % {direction})"
+    return f"{before:z.4f} -> {after:z.4f} ({abs(change):.0f} % {direction})"
 
 
 def duration(seconds: float) -> str:

@@ -122,7 +122,7 @@ def test_a_loss_that_is_not_finite_leaves_the_smoothed_one() -> None:
 
 
 def test_rewards_are_shown_with_their_standard_deviation() -> None:
-    pace, step = Pace(), StepDone(1, 0.0, 1e-4, 1.0, 100, 40, 1.0)
+    pace, step = Pace(), StepDone(1, -1e-9, 1e-4, 1.0, 100, 40, 1.0)
     pace.metrics = {"reward": 0.25, "reward_std": 0.0, "entropy": 2.0}
     assert pace.describe(step).startswith("loss 0.0000  reward 0.2500  reward_std 0.0000  lr ")
     pace.metrics = {"rewards/margins": 0.5, "rewards/chosen": 0.75}

@@ -169,7 +169,7 @@ def _show(report: TrainReport) -> None:
     rows = {
         "run": str(report.run),
         "steps": f"{report.steps} of {report.total_steps} in {duration(report.seconds)}{startup}",
-        "loss": "" if report.loss is None else f"{report.loss:.4f}",
+        "loss": "" if report.loss is None else f"{report.loss:z.4f}",
         f"validation {'reward' if report.rewarded else 'loss'}": losses(
             report.valid_before, report.valid_after, rewarded=report.rewarded
         ),
@@ -206,4 +206,4 @@ def _best(report: TrainReport) -> str:
     what = "model" if report.model else "adapter"
     which = f"this {what}" if written else f"--load-best-at-end would have written its {what}"
     best = -report.best_loss if report.rewarded else report.best_loss
-    return f"{best:.4f} after step {report.best_step}; {which}"
+    return f"{best:z.4f} after step {report.best_step}; {which}"

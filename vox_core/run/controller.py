@@ -249,7 +249,7 @@ class RunController:
 
     def _best(self) -> str:
         best = self._progress.best_loss * (-1 if self._plan.contract.rollouts.rewards else 1)
-        return f"{best:.4f} after step {self._progress.best_step}"
+        return f"{best:z.4f} after step {self._progress.best_step}"
 
     def _changed_files(self) -> Iterator[Notice]:
         for path in changed_files(self._plan.sources):

@@ -238,7 +238,7 @@ def _best(summary: Summary) -> str:
 
 
 def _loss(loss: float | None) -> str:
-    return "" if loss is None else f"{loss:.4f}" if abs(loss) < 1e6 else f"{loss:.1e}"
+    return "" if loss is None else f"{loss:z.4f}" if abs(loss) < 1e6 else f"{loss:.1e}"
 
 
 def _validation(summary: Summary, loss: float | None) -> str:

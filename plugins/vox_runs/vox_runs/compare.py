@@ -127,7 +127,7 @@ def verdict(
     step, loss_a, loss_b = means
     why = (
         f"no verdict: {reason}; training losses{'' if same_train else ' of other data'} "
-        f"{loss_a:.4f} and {loss_b:.4f}, means of the last up to step {step}, do not decide"
+        f"{loss_a:z.4f} and {loss_b:z.4f}, means of the last up to step {step}, do not decide"
     )
     return Verdict(None, "training loss", loss_a, loss_b, (step, step), why)
 
@@ -139,7 +139,7 @@ def _decided(a: Summary, b: Summary, of_a: tuple[int, float], of_b: tuple[int, f
     if a.rewarded:
         basis, loss_a, loss_b = "validation reward", -loss_a, -loss_b
     steps = f"step {step_a}" if step_a == step_b else f"steps {step_a} and {step_b}"
-    why = f"{better or 'neither'} is better: {basis} {loss_a:.4f} and {loss_b:.4f}, after {steps}"
+    why = f"{better or 'neither'} is better: {basis} {loss_a:z.4f} and {loss_b:z.4f}, after {steps}"
     return Verdict(better, basis, loss_a, loss_b, (step_a, step_b), why)
 
 
