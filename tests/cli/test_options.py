@@ -229,6 +229,17 @@ def test_a_reward_of_vox_toml_is_a_file_beside_it(written: str, found: str, tmp_
         assert load_settings(TrainSettings, {}, file=file).reward == (found.format(tmp_path),)
 
 
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [("./base", "{}/base"), ("../base", "{}/../base"), ("o/base", "o/base"), ("base", "base")],
+)
+def test_a_model_of_vox_toml_is_beside_it_if_it_is_a_path(written, found, tmp_path: Path) -> None:
+    file = tmp_path / "vox.toml"
+    file.write_text(f'[train]\nmodel = "{written}"\nteacher = "{written}"\n')
+    settings = load_settings(TrainSettings, {}, file=file)
+    assert settings.model == settings.teacher == found.format(tmp_path)
+
+
 @pytest.mark.parametrize("given", [len, [len], ["exact", len], 3])
 def test_a_reward_that_is_no_text_is_told_how_to_name_a_function(given: object) -> None:
     with pytest.raises(ConfigError, match="give NAME or FILE"):

@@ -211,16 +211,16 @@ def _unknown(
 
 def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Convert keys to field names, and resolve paths relative to the file's folder."""
-    fields = {key.replace("-", "_"): value for key, value in keys.items()}
-    for name, value in fields.items():
+    found = {key.replace("-", "_"): value for key, value in keys.items()}
+    for name, value in found.items():
         annotation = str(kind.model_fields[name].annotation)
         # A keyword, such as `auto`, is no path.
-        if re.search("Path|DataSource", annotation) and f"'{value}'" not in annotation:
-            fields[name] = seen_from(folder, value)
+        is_path = re.search("Path|DataSource", annotation) and f"'{value}'" not in annotation
+        if is_path or str(value).startswith(("./", "../")):  # such as a model
+            found[name] = seen_from(folder, value)
         elif name == "reward":
-            named = one_or_many(value)
-            fields[name] = [seen_from(folder, it) if ":" in str(it) else it for it in named]
-    return fields
+            found[name] = [seen_from(folder, x) if ":" in str(x) else x for x in one_or_many(value)]
+    return found
 
 
 def _from_environment(kind: type[Section]) -> dict[str, tuple[str, Any]]:
