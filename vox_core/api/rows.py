@@ -9,10 +9,7 @@ from vox_core.data.audit import (
 )
 from vox_core.data.checked import CheckedFile as CheckedFile, check_files as check_files
 from vox_core.data.chosen import no_such_value as no_such_value
-from vox_core.data.dataset import (
-    encode_rows as encode_rows,
-    require_trained as require_trained,
-)
+from vox_core.data.dataset import encode_rows as encode_rows, require_trained as require_trained
 from vox_core.data.encode import Encoded as Encoded, Encoder as Encoder, stats_of as stats_of
 from vox_core.data.faults import (
     RowError as RowError,

@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_a
 
 import click
 
-from vox_core.config import (
-    CONFIG_FILE,
-    DataSource,
-    Section,
-    given,
-    is_table,
-    reading,
-)
+from vox_core.config import CONFIG_FILE, DataSource, Section, given, is_table, reading
 from vox_core.config.sections import is_duration, kebab
 from vox_core.data.formats import keep_rows
 from vox_core.errors import ConfigError

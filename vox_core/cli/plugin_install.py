@@ -23,13 +23,7 @@ from vox_core.host.blocked import COMMAND, blocking, disabled, set_disabled
 from vox_core.host.discover import discover
 from vox_core.host.doctor import leaving
 from vox_core.install.apply import apply
-from vox_core.install.plan import (
-    Change,
-    InstallPlan,
-    plan_install,
-    plan_remove,
-    plan_upgrade,
-)
+from vox_core.install.plan import Change, InstallPlan, plan_install, plan_remove, plan_upgrade
 
 
 def plan_options() -> list[click.Parameter]:

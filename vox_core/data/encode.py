@@ -227,10 +227,7 @@ SERVED_OF_A_CHUNK = 8
 _SHOWN = 40
 _WORD = re.compile(r"[<\[]?[^\s<\[]*$")
 """The last word or special token of a text, begun or empty."""
-_DROPPED = {
-    "nothing to train": "nothing-trained",
-    "no room for an answer": "prompt-too-long",
-}
+_DROPPED = {"nothing to train": "nothing-trained", "no room for an answer": "prompt-too-long"}
 
 
 @dataclass

@@ -445,12 +445,8 @@ def usable_plugin(plugin_id: str) -> Found:
     plugins = discover()
     found = next((each for each in plugins if each.id == plugin_id), None)
     if found is None:
-        raise BackendError(
-            "B003",
-            f"plugin {plugin_id!r} is not installed",
-            found="metadata of it alone",
-            remedy=f"vox plugin install {plugin_id}",
-        )
+        what, remedy = f"plugin {plugin_id!r} is not installed", f"vox plugin install {plugin_id}"
+        raise BackendError("B003", what, found="metadata of it alone", remedy=remedy)
     if found.fault:
         raise found.fault
     if plugin_id in (blocked := blocked_plugins([each.id for each in plugins])):

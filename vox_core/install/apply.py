@@ -132,13 +132,9 @@ def _carry_out(
         with handled(signal.SIG_IGN, *_ENDING):
             lost = change.back()
         if lost:
-            raise WorkError(
-                "I009",
-                "the environment could not be restored entirely",
-                where=environment,
-                faults=lost,
-                remedy=f"mend what is named, then {undo.remedy(environment.python)}",
-            ) from error
+            what = "the environment could not be restored entirely"
+            remedy = f"mend what is named, then {undo.remedy(environment.python)}"
+            raise WorkError("I009", what, where=environment, faults=lost, remedy=remedy) from error
         raise
 
 
@@ -165,13 +161,9 @@ def _fetched(
     ]
     touched = [change.name for change in plan.changes if change.before is not None]
     if faults := [*_taken(files, plan.environment, there, touched)]:
-        raise InputError(
-            "I003",
-            "a wheel would overwrite files that are not its own",
-            where=plan.environment,
-            faults=faults,
-            remedy="do not install it; tell its authors what it brings; nothing was changed",
-        )
+        what = "a wheel would overwrite files that are not its own"
+        remedy = "do not install it; tell its authors what it brings; nothing was changed"
+        raise InputError("I003", what, where=plan.environment, faults=faults, remedy=remedy)
     if faults := [*_misfits(plan, sites)]:
         raise misfit(faults, plan.environment)
     versions = {str(name): distribution.version for name, distribution, _ in staged}

@@ -152,13 +152,9 @@ class Environment:
             if all(os.access(_existing(each), os.W_OK | os.X_OK) for each in self.folders):
                 return
             found = "no permission to write there"
-        raise InputError(
-            "I001",
-            "vox does not install into this Python environment",
-            where=self.prefix,
-            found=found,
-            remedy=self._instead(add, remove),
-        )
+        what = "vox does not install into this Python environment"
+        remedy = self._instead(add, remove)
+        raise InputError("I001", what, where=self.prefix, found=found, remedy=remedy)
 
     def _instead(self, add: Sequence[str], remove: Sequence[str]) -> str:
         if self.kind == "pipx":

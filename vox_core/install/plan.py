@@ -354,13 +354,9 @@ def _here() -> tuple[Environment, Installed]:
 def require_ended(environment: Environment) -> None:
     """Raises InputError I013 if an earlier change was cut off, and not by one that is under way."""
     if change := undo.unfinished(environment.site_packages.resolve()):
-        raise InputError(
-            "I013",
-            "an earlier change of this environment was cut off",
-            where=environment,
-            found=change.what,
-            remedy=undo.remedy(environment.python),
-        )
+        what = "an earlier change of this environment was cut off"
+        remedy = undo.remedy(environment.python)
+        raise InputError("I013", what, where=environment, found=change.what, remedy=remedy)
 
 
 def require_kept(changes: Sequence[Change], environment: Environment, there: Installed) -> None:

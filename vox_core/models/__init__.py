@@ -85,13 +85,9 @@ def resolve(
     entry = known().models.get(reference)
     of_hub = hub.is_hub_id(reference) if entry is None else not entry.parts
     if revision is not None and (path.exists() or not of_hub):
-        raise ModelError(
-            "M001",
-            "only a model on the hub has revisions",
-            where=reference,
-            found=f"revision {revision}",
-            remedy="leave out the revision, or name the model as owner/name",
-        )
+        what = "only a model on the hub has revisions"
+        remedy = "leave out the revision, or name the model as owner/name"
+        raise ModelError("M001", what, where=reference, found=f"revision {revision}", remedy=remedy)
     if reference and path.is_dir():
         return _checked(path, path.resolve().name)
     if path.suffix == ".gguf" and path.is_file():

@@ -66,13 +66,9 @@ def check_folder(folder: Path) -> tuple[str, str | None]:
     if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
         faults.append("the tokenizer: expected tokenizer.json, tokenizer.model or vocab.json")
     if faults:
-        raise ModelError(
-            "M002",
-            "the model folder is not one that vox can use",
-            where=folder,
-            faults=faults,
-            remedy="give a folder in Hugging Face's layout, as save_pretrained writes it",
-        )
+        what = "the model folder is not one that vox can use"
+        remedy = "give a folder in Hugging Face's layout, as save_pretrained writes it"
+        raise ModelError("M002", what, where=folder, faults=faults, remedy=remedy)
     if named := [f"{file}: {key}" for file, doc in parsed.items() for key in code_keys(doc, file)]:
         raise _needs_code(folder, named)
     WeightFolder(folder)

@@ -363,13 +363,9 @@ def save(parent: Path, state: TrainState, origin: Origin) -> Path:
         _fill(temporary, state, origin)
     if why := fault(folder):
         _set_aside(folder)
-        raise StorageError(
-            "S002",
-            "a checkpoint is not on the disk as it was written",
-            where=folder,
-            found=why,
-            remedy="check the disk; the checkpoints before it are as they were",
-        )
+        what = "a checkpoint is not on the disk as it was written"
+        remedy = "check the disk; the checkpoints before it are as they were"
+        raise StorageError("S002", what, where=folder, found=why, remedy=remedy)
     return folder
 
 

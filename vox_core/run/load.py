@@ -219,13 +219,9 @@ class OpenModel:
     def _require_given(self, tokens: Sequence[int], answer: Sequence[int]) -> None:
         found = f"{len(tokens)} tokens of a prompt and {len(answer)} of an answer"
         if not (tokens and answer):
-            raise DataError(
-                "D003",
-                "a prompt or a given answer is empty",
-                found=found,
-                expected="a token of each",
-                remedy="leave the row out, or begin the prompt with a token such as BOS",
-            )
+            what = "a prompt or a given answer is empty"
+            remedy = "leave the row out, or begin the prompt with a token such as BOS"
+            raise DataError("D003", what, found=found, expected="a token of each", remedy=remedy)
         if self.positions is not None and len(tokens) + len(answer) - 1 > self.positions:
             raise DataError(
                 "D007",

@@ -66,13 +66,9 @@ def settled_quant(asked: Quant, stored: Quant) -> Quant:
         return stored
     if stored == "none":
         return asked
-    raise PlanError(
-        "P001",
-        "the model's weights are quantised already",
-        where=f"--quant {asked}",
-        found=stored,
-        remedy="leave out --quant, or name the full-precision model",
-    )
+    what = "the model's weights are quantised already"
+    remedy = "leave out --quant, or name the full-precision model"
+    raise PlanError("P001", what, where=f"--quant {asked}", found=stored, remedy=remedy)
 
 
 def require_no_experts(

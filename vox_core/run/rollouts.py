@@ -31,17 +31,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from vox_core import files
-from vox_core.contract import (
-    Batch,
-    Doubles,
-    DType,
-    Floats,
-    Place,
-    Step,
-    Trainer,
-    Validation,
-    World,
-)
+from vox_core.contract import Batch, Doubles, DType, Floats, Place, Step, Trainer, Validation, World
 from vox_core.data.batching import StepBatches, documents_of_step, grouped
 from vox_core.data.formats import place_of
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer

@@ -133,13 +133,9 @@ def find_adapter(folder: Path, **how: Any) -> tuple[ModelReference, AdapterState
 def require_same_adapter(adapter: AdapterState, plan: ExecutionPlan, where: object) -> None:
     """Refuse an adapter that the plan's settings do not describe (C004, naming each setting)."""
     if faults := [*_conflicts(adapter, plan)]:
-        raise ConfigError(
-            "C004",
-            "settings and starting adapter contradict each other",
-            where=where,
-            faults=faults,
-            remedy="leave these settings out: they are the adapter's",
-        )
+        what = "settings and starting adapter contradict each other"
+        remedy = "leave these settings out: they are the adapter's"
+        raise ConfigError("C004", what, where=where, faults=faults, remedy=remedy)
 
 
 def _conflicts(adapter: AdapterState, plan: ExecutionPlan) -> Iterator[str]:

@@ -28,14 +28,7 @@ from torch.nn import functional
 from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import Quant
 from vox_core.weights import WeightFolder
-from vox_formats.quant import (
-    BLOCK,
-    LEAST_SCALE,
-    LEVELS,
-    SCALE_BLOCK,
-    pack_scales,
-    scale_levels,
-)
+from vox_formats.quant import BLOCK, LEAST_SCALE, LEVELS, SCALE_BLOCK, pack_scales, scale_levels
 from vox_torch.arrays import as_tensor
 from vox_torch.base import fill_buffers, fill_parameters, stored_names, without_weights
 from vox_torch.functions import BlockLinear, FrozenLinear

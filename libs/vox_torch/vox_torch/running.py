@@ -26,13 +26,7 @@ import torch
 from vox_torch.cached import CACHED_ROWS, RowCache, RowExtents, SlotsByCapacity, register
 from vox_torch.lora_rows import Shares
 from vox_torch.memory import is_out_of_memory
-from vox_torch.trial import (
-    NOT_UNDERSTOOD,
-    recurrent,
-    relative_distance,
-    tolerance,
-    window_untold,
-)
+from vox_torch.trial import NOT_UNDERSTOOD, recurrent, relative_distance, tolerance, window_untold
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -27,13 +27,8 @@ Rows = Sequence[Mapping[str, object]]
 OWN = ("prompts", "completions")
 """What TRL gives to a function of lists, beside the fields of the rows."""
 MISSING = (
-    "completion_ids",
-    "prompt_ids",
-    "trainer_state",
-    "environments",
-    "log_extra",
-    "log_metric",
-)
+    "completion_ids", "prompt_ids", "trainer_state", "environments", "log_extra", "log_metric"
+)  # fmt: skip
 """What TRL gives, and vox does not have."""
 
 
