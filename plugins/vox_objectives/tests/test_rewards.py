@@ -50,6 +50,16 @@ def test_a_program_has_no_variables_of_the_environment(monkeypatch):
     assert rewards.python(tests, "") == 1.0
 
 
+def test_a_file_that_does_not_end_loading_is_told_where_such_code_belongs(tmp_path, monkeypatch):
+    monkeypatch.setattr(rewards, "SECONDS", 0.1)
+    (file := tmp_path / "mine.py").write_text(
+        "import time\ntime.sleep(600)\ndef f(row, answer): 0\n"
+    )
+    with pytest.raises(ConfigError, match="took more than") as caught:
+        rewards.FunctionReward(file, "f")
+    assert '`if __name__ == "__main__":`' in caught.value.remedy
+
+
 @pytest.mark.parametrize("seconds", [10.0, 2.0])
 def test_a_program_leaves_no_process(tmp_path, monkeypatch, seconds):
     """Whether it ends by itself or is ended: its child holds a pipe as long as it lives."""

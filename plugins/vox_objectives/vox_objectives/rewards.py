@@ -283,7 +283,8 @@ def _no_function(file: Path, function: str, found: str) -> ConfigError:
         where=f"--reward {file}:{function}",
         found=found,
         expected="a function (row, answer) -> number, or (completions, ...) -> numbers, as for TRL",
-        remedy="correct the path, the name or the parameters of the function",
+        remedy="correct the path, the name or the parameters of the function; code that trains "
+        'belongs under `if __name__ == "__main__":`',
     )
 
 
