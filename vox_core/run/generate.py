@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -108,6 +108,7 @@ class Generator:
     def __init__(self, model: Model, rows: int = ROWS_ON_CPU, cache_tokens: int | None = None):
         self.model, self.most_rows, self._cache_tokens = model, rows, cache_tokens
         self.keep = 0
+        self._lock = threading.RLock()
         self._reuses = True  # until it does not
         self._numbers = itertools.count()
         self._inside: dict[int, _Row] = {}
@@ -116,8 +117,8 @@ class Generator:
         self._logits: dict[int, Floats] = {}
 
     def generate(self, prompts: Iterable[Prompt], *, log_probs: bool = False) -> Iterator[Token]:
-        """Yield the tokens of all rows, step by step. Several iterators may be read in turns; rows
-        leave the batch when theirs is closed.
+        """Yield the tokens of all rows, step by step. Several iterators may be read in turns, also
+        by threads; rows leave the batch when theirs is closed.
 
         Args:
             prompts: entered in this order, and read when there is room.
@@ -126,21 +127,26 @@ class Generator:
         Raises:
             TrainingError: T001, the logits of a row are not numbers.
         """
-        coming = enumerate(prompts)
+        coming, rows = enumerate(prompts), self.rows(log_probs=log_probs)
         following = next(coming, None)
-        with closing(self.rows(log_probs=log_probs)) as rows:
+        try:
             while rows or following:
-                while (
-                    following
-                    and rows.has_room(following[1])
-                    and not rows.worth_waiting(following[1])
-                ):
-                    rows.enter(*following)
-                    following = next(coming, None)
-                for token in rows.step():
+                with self._lock:
+                    while (
+                        following
+                        and rows.has_room(following[1])
+                        and not rows.worth_waiting(following[1])
+                    ):
+                        rows.enter(*following)
+                        following = next(coming, None)
+                    tokens = rows.step()
+                for token in tokens:
                     if token.error:
                         raise token.error
                     yield token
+        finally:
+            with self._lock:
+                rows.close()
 
     def rows(self, *, log_probs: bool = False) -> Rows:
         """Return an empty set of rows that the caller lets enter, steps and removes itself."""

@@ -7,6 +7,7 @@ streamed models, quantised.py).
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
+SILENCE = threading.RLock()
+"""Held while settings of the whole process silence a library."""
 DTYPES: dict[DType, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -97,19 +100,21 @@ def model_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and advice; vox reports what matters itself."""
+    """Silence transformers' progress bars and advice, in one thread at a time: the settings are the
+    process's. vox reports what matters itself."""
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    if "TRANSFORMERS_VERBOSITY" not in os.environ:
-        logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+    with SILENCE:
+        verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        if "TRANSFORMERS_VERBOSITY" not in os.environ:
+            logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()
 
 
 def without_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:

@@ -17,6 +17,7 @@ from vox_core.adapter import peft
 from vox_core.adapter.targets import is_beside
 from vox_core.contract import AdapterState
 from vox_core.errors import AdapterError, ModelError
+from vox_torch.base import SILENCE
 from vox_torch.libraries import import_bitsandbytes
 from vox_torch.shards import is_split, own_part, part_of
 
@@ -267,6 +268,6 @@ def _fill(parameter: torch.nn.Parameter, value: object, dtype: torch.dtype) -> N
 @contextmanager
 def _advice_silenced() -> Iterator[None]:
     # PEFT warns of deprecations inside transformers, which users of vox cannot fix.
-    with warnings.catch_warnings():
+    with SILENCE, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
