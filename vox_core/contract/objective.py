@@ -119,9 +119,11 @@ class Objective(ABC):
     Attributes:
         options_of_examples: names of the options that decide `needs` or the documents of a row;
             tokens in the cache serve all values of the others. None: all options.
+        foreign: whether an exception of `weigh` is reported as a plugin's.
     """
 
     options_of_examples: ClassVar[Collection[str] | None] = None
+    foreign: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -32,7 +32,7 @@ a call are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -123,13 +123,15 @@ def conversation(turns: Sequence[Turn], *, answered: bool = True) -> tuple[Messa
     return tuple(messages)
 
 
-def answerable(messages: Sequence[object]) -> list[dict[str, Any]]:
+def answerable(messages: object) -> list[dict[str, Any]]:
     """Return messages in the form for chat templates; D003 if nobody could answer them."""
+    if isinstance(messages, Iterable) and not isinstance(messages, Mapping):
+        messages = list(messages)
     try:
-        if not (found := conversation(turns_of(list(messages), "messages"), answered=False)):
+        if not (found := conversation(turns_of(messages, "messages"), answered=False)):
             raise faulty("empty", ("messages",), "no message", "one or more")
     except RowError as error:
-        what, remedy = "this is no conversation", "give each message a role and content"
+        what, remedy = "this is no conversation", "give a list of messages with role and content"
         raise DataError("D003", what, faults=[*map(str, error.faults)], remedy=remedy) from error
     return [{"role": it.role, "content": it.content, **(it.extra or {})} for it in found]
 

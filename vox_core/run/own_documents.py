@@ -84,6 +84,7 @@ class Function(Objective):
     `-sum(weights * log_probs)`."""
 
     separable = False
+    foreign = False
 
     def __init__(self, function: Callable[[Sequence[Floats]], Sequence[float | Floats]]) -> None:
         self._function = function
@@ -91,8 +92,9 @@ class Function(Objective):
     def weigh(self, groups: Sequence[Group], totals: Totals) -> Weighed:
         log_probs = [side.log_probs_K for (side,) in groups]
         given = self._function(log_probs)
-        if len(given) != len(log_probs):
-            raise _wrong_weights(f"{len(given)} for {len(log_probs)} documents")
+        size = len(given) if isinstance(given, Sized) else -1  # type: ignore[redundant-expr]
+        if size != len(log_probs):
+            raise _wrong_weights(f"{given!r:.60} for {len(log_probs)} documents")
         loss, weights = 0.0, []
         for number, (each, logs_K) in enumerate(zip(given, log_probs, strict=True), 1):
             if np.shape(each) not in ((), logs_K.shape):
@@ -221,12 +223,14 @@ def _as_they_are(items: Sequence[Document], objective: Objective | None) -> list
 
 
 def _checked(item: Document, number: int) -> encode.Document:
-    tokens_T = np.array(item.tokens, np.int32)
+    tokens_T = (tokens := np.asarray(item.tokens)).astype(np.int32)
     weights = np.ones(len(tokens_T)) if item.weights is None else item.weights
     weights_T = np.array(weights, np.float32)
     fault = ""
     if tokens_T.ndim != 1 or len(tokens_T) < 2:
         fault = f"tokens of shape {tokens_T.shape}, expected two or more"
+    elif not (tokens == tokens_T).all():
+        fault = "tokens that are no ids"
     elif weights_T.shape != tokens_T.shape:
         fault = f"{len(tokens_T)} tokens with weights of shape {weights_T.shape}"
     elif not np.isfinite(weights_T).all() or not weights_T[1:].any():
@@ -249,14 +253,13 @@ def with_samples(
             raise _exclude("rewards", "it does not learn from rollouts")
         return [tuple(group) for group in groups]
     samples = [item for item in items if isinstance(item, Sample)]
-    if rewards is None or not len(rewards) == len(samples) == len(items):
-        raise _no_rollouts(
-            f"{len(samples)} samples, {0 if rewards is None else len(rewards)} rewards"
-        )
-    told = zip(samples, rewards, strict=True)
+    given = np.array([] if rewards is None else rewards, float)
+    if given.shape != (len(items),) or len(samples) < len(items) or not np.isfinite(given).all():
+        raise _no_rollouts(f"{len(samples)} samples, rewards {given.tolist()!r:.60}")
+    told = zip(samples, given.tolist(), strict=True)
     return [
         tuple(
-            replace(place, sampled_K=np.array(sample.log_probs, np.float32), reward=float(reward))
+            replace(place, sampled_K=np.array(sample.log_probs, np.float32), reward=reward)
             for place, (sample, reward) in zip(group, told, strict=False)
         )
         for group in groups

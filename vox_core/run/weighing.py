@@ -101,7 +101,8 @@ def weigh(
         [_side(batches[place.batch], place, log_probs[place.batch]) for place in group]
         for group in groups
     ]
-    with foreign_errors(type(objective).__name__, "weigh", "objective"):
+    guard = foreign_errors(type(objective).__name__, "weigh", "objective")
+    with guard if objective.foreign else contextlib.nullcontext():
         weighed = objective.weigh(sides, totals)
     weights = [np.zeros(batch.targets_T.shape, np.float32) for batch in batches]
     _require_shapes(objective, weighed, sides)
