@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 MAX_FAULTS_SHOWN = 20
@@ -186,6 +186,13 @@ class VoxError(Exception):
         parts = ("what", "where", "found", "expected", "remedy", "faults")
         given = {name: getattr(self, name) for name in parts}
         return type(self)(self.code.removeprefix("VOX-"), **{**given, **changes})
+
+    def respell(self, spelling: Callable[[str], str]) -> None:
+        """Change the text of every part."""
+        for name in ("what", "where", "found", "expected", "remedy"):
+            if (text := getattr(self, name)) is not None:
+                setattr(self, name, spelling(text))
+        self.args, self.faults = (self.what,), tuple(map(spelling, self.faults))
 
     def __str__(self) -> str:
         lines = [f"error[{self.code}]: {self.what}"]

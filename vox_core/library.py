@@ -32,7 +32,8 @@ from vox_core.config import (
     Section,
     TrainSettings,
     given,
-    unknown_settings,
+    in_python,
+    require_keywords,
 )
 from vox_core.contract import Event, Notice
 from vox_core.display import display
@@ -57,8 +58,6 @@ Data: TypeAlias = "Reference | Sequence[Reference] | Iterable[Mapping[str, Any]]
 OnEvent: TypeAlias = Callable[[Event], None]
 
 S = TypeVar("S", bound=Section)
-FIXED = ("backend", "adapter", "dtype", "quant")
-"""Settings of a loaded model that an answer cannot change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +89,7 @@ class Run:
         return merge(self, out, **options)
 
 
+@in_python
 def train(
     *,
     model: Reference | None = None,
@@ -122,13 +122,8 @@ def train(
     if plan is None:
         chosen = read_settings(TrainSettings, said, file=_path(config))
     elif config is not None:
-        raise ConfigError(
-            "P012",
-            "a pinned plan holds every setting",
-            where="config",
-            found=str(config),
-            remedy="give plan or config",
-        )
+        what, remedy = "a pinned plan holds every setting", "give plan or config"
+        raise ConfigError("P012", what, where="config", found=str(config), remedy=remedy)
     else:
         from vox_core.run.resume import read_plan
 
@@ -139,6 +134,7 @@ def train(
     return Run(report.run, report)
 
 
+@in_python
 def plan(
     *,
     model: Reference | None = None,
@@ -168,6 +164,7 @@ def plan(
         )
 
 
+@in_python
 def merge(
     run: Reference,
     out: Reference | None = None,
@@ -195,6 +192,7 @@ def merge(
         return run_merge(os.fspath(run), chosen, observe=observe, progress=transfer)
 
 
+@in_python
 def open_trainer(
     model: Reference | None = None,
     *,
@@ -232,6 +230,7 @@ def open_trainer(
         return own.open_trainer(chosen, observe=observe, progress=transfer)
 
 
+@in_python
 def load(
     reference: Reference,
     *,
@@ -362,15 +361,7 @@ class Model:
         """Return the settings of an answer."""
         if not sampling and type(self._settings) is kind:
             return self._settings
-        changed = _keywords(kind, sampling)
-        for name in FIXED:
-            if name in changed:
-                raise ConfigError(
-                    "C002",
-                    "a loaded model keeps what it was loaded with",
-                    found=name,
-                    remedy=f"load it again: vox.load(..., {name}=...)",
-                )
+        changed = _keywords(kind, sampling, loaded=True)
         kept = {name: each for name, each in self._said.items() if name in kind.model_fields}
         return read_settings(kind, {**kept, **changed}, file=_path(self._config))
 
@@ -379,6 +370,7 @@ def _conversation(messages: Messages) -> Sequence[Mapping[str, str]]:
     return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
 
 
+@in_python
 def runs(folder: Reference = "runs") -> list[Summary]:
     """List every run in a folder by name: status, model, losses, checkpoints.
 
@@ -393,23 +385,18 @@ def runs(folder: Reference = "runs") -> list[Summary]:
 # --- settings and events --------------------------------------------------------------------------
 
 
-def _keywords(kind: type[Section], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the names of a call's keywords (C001); paths become text."""
-    if faults := unknown_settings(kind, settings):
-        raise ConfigError(
-            "C001",
-            "unknown settings",
-            where=f"vox.{kind.section}",
-            faults=faults,
-            remedy=f"correct or remove them; `vox {kind.section} --help` shows every setting",
-        )
+def _keywords(
+    kind: type[Section], settings: Mapping[str, Any], *, loaded: bool = False
+) -> dict[str, Any]:
+    """Validate the names of a call's keywords; convert values to those of `vox.toml`."""
+    require_keywords(kind, settings, loaded=loaded)
     files = {name: _stored(settings[name]) for name in ("data", "valid") if name in settings}
     return {name: _plain(value) for name, value in given({**settings, **files}).items()}
 
 
 def _stored(data: Data | None) -> Any:
     """Copy rows to the cache, and return the path; files stay what they are."""
-    if isinstance(data, str | os.PathLike) or not isinstance(data, Iterable):
+    if isinstance(data, str | bytes | os.PathLike) or not isinstance(data, Iterable):
         return data
     first = list(islice(rows := iter(data), 1))
     # The keys of a mapping, and the columns of a data frame, are texts, too.
@@ -421,9 +408,13 @@ def _stored(data: Data | None) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    """Convert paths to text, numbers and arrays of NumPy or torch to Python's, and collections to
+    tuples."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+    value = value.tolist() if hasattr(value, "tolist") else value
+    value = sorted(value) if isinstance(value, set | frozenset) else value
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple | Iterator) else value
 
 
 def _path(config: Reference | None) -> Path | None:

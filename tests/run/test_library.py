@@ -10,16 +10,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 import vox_core as vox
 from tests.run.conftest import TALK
+from vox_core.cli import failures, root
 from vox_core.contract import Event, RunEnd, StepDone
-from vox_core.errors import AdapterError, ConfigError, DataError, InputError
+from vox_core.errors import AdapterError, ConfigError, DataError, InputError, VoxError
 
 QUICK = {"dtype": "fp32", "batch_size": 2, "lr": 1e-2, "rank": 4, "alpha": 8, "backend": "cpu"}
 
@@ -88,6 +91,8 @@ def test_what_is_no_conversation_is_refused(trained: vox.Run) -> None:
             ([{"role": "usr", "content": "Talk?"}], 'found "usr" as'),
             ([{"role": "user"}], "found null"),
             (["Talk?"], "expected an object"),
+            ({"role": "user", "content": "Talk?"}, 'an object as "messages", expected a list'),
+            (None, 'null as "messages", expected a list'),
             ("", "text of the user"),
         ]:
             with pytest.raises(DataError, match=words):
@@ -244,6 +249,65 @@ def test_unknown_settings_are_errors_that_name_the_nearest(tmp_path: Path) -> No
         vox.train(data="train.jsonl", rank=-1)
     assert [*caught.value.faults] == ["rank = -1: input should be greater than 0"]
     assert [*tmp_path.iterdir()] == [], "nothing was written"
+
+
+def test_settings_may_be_of_numpy_and_of_any_collection(
+    tiny: Callable[..., Path], data: Path, tmp_path: Path
+) -> None:
+    settings = {"model": tiny("llama"), "data": data, **QUICK, "method": "lora"}
+    plain = vox.plan(**settings, targets=["q_proj", "v_proj"], seed=7, max_steps=2)
+    numbers = {"rank": np.int64(4), "lr": np.float64(1e-2), "seed": np.array(7)}
+    for targets in (
+        {"v_proj", "q_proj"}, iter(["q_proj", "v_proj"]), np.array(["q_proj", "v_proj"])
+    ):  # fmt: skip
+        given = {**settings, **numbers, "max_steps": np.int32(2), "targets": targets}
+        assert vox.plan(**given).digest == plain.digest
+    with vox.load(tiny("llama"), max_tokens=np.int64(2)) as model:
+        assert model.generate("Talk?", temperature=np.float32(0)) == model.generate("Talk?")
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"targets": []}, "an adapter needs targets: all-linear, or names of modules"),
+        ({"resume": True}, "resume = True: input should be 'auto'"),
+        ({"data": b"train.jsonl"}, "data.0 = b'train.jsonl': input is not a valid path"),
+    ],
+)
+def test_a_value_of_no_use_is_a_fault_of_the_setting(settings: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        vox.train(**{"data": "train.jsonl", **settings})
+    assert any(each.startswith(fault) for each in caught.value.faults), caught.value.faults
+
+
+def test_errors_name_keywords_and_those_of_a_command_flags(
+    tiny: Callable[..., Path], data: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refused(**settings: object) -> VoxError:
+        with pytest.raises(VoxError) as caught:
+            vox.train(**{"model": tiny("llama"), "data": data, "backend": "cpu", **settings})
+        return caught.value
+
+    error = refused(targets=["nope"])
+    assert (error.where, error.remedy) == (
+        "targets=", "choose modules of this model, or targets=all-linear"
+    )  # fmt: skip
+    assert refused(batch_size=0).faults == ("batch_size = 0: input should be greater than 0",)
+    assert refused(objective_options={"beta": 1}).where == "objective_options="
+    assert refused(seq_len=10_000).faults[0].startswith("seq_len=10000: the model has positions")
+    (fault,) = refused(dataset_text_field="body").faults
+    assert fault.endswith('map the column: fields={"text": "NAME"}')
+    assert "vox train --resume RUN" in refused(resume="auto").remedy, "a command stays one"
+    arguments = ["train", str(data), "--model", str(tiny("llama")), "--targets", "nope"]
+    assert failures.run(root, [*arguments, "--backend", "cpu"]) == 2
+    assert "or --targets all-linear" in capfd.readouterr().err
+
+
+def test_threads_share_a_model(trained: vox.Run) -> None:
+    prompts = ["Talk?", "How do I merge?", "Stop?", "What is 3?"]
+    with trained.load(dtype="fp32", max_tokens=12) as model, ThreadPoolExecutor(4) as threads:
+        together = [*threads.map(model.generate, prompts * 3)]
+        assert together == [*map(model.generate, prompts * 3)]
 
 
 def test_vox_toml_is_read_and_a_keyword_wins(trained: vox.Run) -> None:

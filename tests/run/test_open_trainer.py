@@ -224,7 +224,7 @@ def test_a_starting_adapter_is_the_reference(trainer, base: Path, tmp_path: Path
         assert second.forward_backward(PAIRS, objective).loss == 0
         second.optim_step()
         assert second.forward_backward(PAIRS, objective).loss < 0
-    with pytest.raises(ConfigError, match="rank 8"), vox.open_trainer(adapter=saved, rank=8):
+    with pytest.raises(ConfigError, match="rank=8"), vox.open_trainer(adapter=saved, rank=8):
         pass
 
 
@@ -249,6 +249,23 @@ def test_samples_have_the_log_probs_of_the_model(trainer) -> None:
     greedy = trainer.sample("Talk?", max_tokens=4, temperature=0)
     assert greedy[0].text == trainer.sample("Talk?", max_tokens=4, temperature=0)[0].text
     assert trainer.sample("Talk?", max_tokens=4, temperature=0, base=True)[0].text
+
+
+def test_prompts_may_come_once_and_settings_of_the_model_are_refused(trainer) -> None:
+    samples = trainer.sample((each for each in ("a", "b")), n=np.int64(2), max_tokens=2)
+    assert [sample.group for sample in samples] == [0, 0, 1, 1]
+    cases = [
+        ({"n": 0}, "n = 0: input should be greater than 0"),
+        ({"backend": "mlx"}, "a loaded model keeps"),
+        ({"adapter": "none"}, "a loaded model keeps"),
+        ({"max_new_tokens": 2}, "did you mean max_tokens?"),
+    ]
+    for arguments, said in cases:
+        with pytest.raises(ConfigError) as caught:
+            trainer.sample("a", **arguments)
+        assert said in str(caught.value), arguments
+    with pytest.raises(DataError, match='an object as "messages", expected a list'):
+        trainer.sample([{"role": "user", "content": "a"}])
 
 
 def test_rollouts_reach_an_objective_with_their_rewards(trainer) -> None:
@@ -296,6 +313,8 @@ def test_documents_are_trained_where_they_have_weight(trainer, bigrams) -> None:
         ([vox.Document([1, 2], [1])], "weights of shape"),
         ([vox.Document([1, 2], [0, np.inf])], "not finite"),
         ([vox.Document([1, 99999])], "vocabulary"),
+        ([vox.Document([1, 2.5])], "tokens that are no ids"),
+        ([vox.Document(np.array([1, 2 + 2**32]))], "tokens that are no ids"),
         ([vox.Document([1] * 99999)], "too long"),
         (["text"], "neither rows nor documents"),
     ],
@@ -312,7 +331,8 @@ def test_what_cannot_be_trained_on_is_refused(trainer, documents, said: str) -> 
 
 def test_arguments_that_do_not_fit_are_refused(trainer) -> None:
     cases = [
-        ({"weights": [1.0]}, "1 for 6 documents"),
+        ({"weights": [1.0]}, "[1.0] for 6 documents"),
+        ({"weights": 1.0}, "1.0 for 6 documents"),
         ({"weights": [1.0] * len(ROWS), "objective": Margin()}, "exclude"),
         ({"options": {"beta": 1}, "objective": Margin()}, "exclude"),
         ({"options": {"beta": 1}}, "no options"),
@@ -322,11 +342,23 @@ def test_arguments_that_do_not_fit_are_refused(trainer) -> None:
         ({"weights": [np.ones(2)] * len(ROWS)}, "shape (2,) for document 1"),
         ({"weights": [np.inf] * len(ROWS)}, "not finite"),
         ({"objective": lambda scores: scores[1:]}, "documents"),
+        ({"objective": lambda _: None}, "None for 6 documents"),
     ]
     for arguments, said in cases:
         with pytest.raises(VoxError) as caught:
             trainer.forward_backward(ROWS, **arguments)
         assert said in str(caught.value), arguments
+
+
+def test_an_exception_of_a_function_is_the_callers(trainer) -> None:
+    with pytest.raises(ZeroDivisionError):
+        trainer.forward_backward(ROWS, lambda _: 1 / 0)
+
+
+def test_errors_of_an_open_trainer_name_keywords(trainer) -> None:
+    with pytest.raises(DataError) as caught:
+        trainer.forward_backward([{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    assert caught.value.remedy == "train on the comparison: objective=dpo"
 
 
 def test_a_failure_forgets_the_gradients(trainer, bigrams, monkeypatch) -> None:
@@ -386,7 +418,7 @@ def test_an_adapter_is_saved_and_loaded(trainer, base: Path, tmp_path: Path) -> 
     with pytest.raises(AdapterError, match="no adapter"):
         trainer.load(base)
     other = vox.open_trainer(base, **{**SETTINGS, "rank": 2})
-    with other, pytest.raises(ConfigError, match="--rank 2: the adapter has rank 4"):
+    with other, pytest.raises(ConfigError, match="rank=2: the adapter has rank 4"):
         other.load(saved)
 
 

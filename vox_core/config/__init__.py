@@ -11,11 +11,12 @@ sections.py lists the settings with the types of their values; loading.py merges
 from vox_core.config.loading import (
     CONFIG_FILE as CONFIG_FILE,
     given as given,
+    in_python as in_python,
     load_settings as load_settings,
     reading as reading,
+    require_keywords as require_keywords,
     settings_file as settings_file,
     source_of as source_of,
-    unknown_settings as unknown_settings,
     validate as validate,
 )
 from vox_core.config.sections import (

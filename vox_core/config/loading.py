@@ -11,6 +11,7 @@ means something else.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import tomllib
@@ -18,8 +19,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, get_args, get_origin
 
+import click
 from pydantic import BaseModel, ValidationError
 
 from vox_core.config.sections import (
@@ -32,7 +34,7 @@ from vox_core.config.sections import (
     one_or_many,
     seen_from,
 )
-from vox_core.errors import ConfigError
+from vox_core.errors import ConfigError, VoxError
 from vox_core.text import did_you_mean, nearest
 
 if TYPE_CHECKING:
@@ -40,10 +42,46 @@ if TYPE_CHECKING:
 
 
 CONFIG_FILE = "vox.toml"
+FIXED = ("backend", "adapter", "dtype", "quant")
+"""Settings of a loaded model that an answer cannot change."""
 
+_FLAGS = re.compile(
+    r"`[^`]*`|\bvox [a-z][^,;]*|"  # a command stays as it is
+    r"--?(?P<flag>O|(?<=--)[a-z]+(?:-[a-z]+)*)\b"
+    r"(?: (?P<name>\w+)=(?P<value>[^\s,;)]+)|=| (?=[A-Z\d./<\"']|[\w.:/-]+(?:[,;:)]|$| --)))?|"
+    r"^(?P<key>[a-z]+(?:-[a-z]+)+)(?= = )"
+)
 _stand_in: ContextVar[Path | None] = ContextVar("stand_in", default=None)
 S = TypeVar("S", bound=Section)
+P = ParamSpec("P")
+R = TypeVar("R")
 Others: TypeAlias = Callable[[], Collection[str] | None] | None
+
+
+def in_python(function: Callable[P, R]) -> Callable[P, R]:
+    """Name settings in errors as keywords, unless a command of vox calls: `rank=` for `--rank`,
+    and `fields={"text": "body"}` for `--field text=body`."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except VoxError as error:
+            context = click.get_current_context(silent=True)
+            if context is None or context.find_root().info_name != "vox":
+                error.respell(lambda text: _FLAGS.sub(_keyword, text))
+            raise
+
+    return called
+
+
+def _keyword(found: re.Match[str]) -> str:
+    known = {name for kind in SECTIONS for name in kind.model_fields} | {"config", "plan"}
+    name = (found["flag"] or found["key"] or "").replace("-", "_").replace("O", "objective_option")
+    if f"{name}s" in known:  # of a table
+        pair = f'{{"{found["name"]}": "{found["value"]}"}}' if found["name"] else ""
+        return f"{name}s={pair}"
+    return found[0] if name not in known else name if found["key"] else f"{name}="
 
 
 @contextmanager
@@ -109,7 +147,7 @@ def _over(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags on the command line, or the keywords of a call, that have a value."""
-    return {name: value for name, value in flags.items() if value not in (None, ())}
+    return {k: v for k, v in flags.items() if not (v is None or (isinstance(v, tuple) and not v))}
 
 
 def source_of(kind: type[Section], name: str, config_file: Path | None) -> str:
@@ -121,14 +159,26 @@ def source_of(kind: type[Section], name: str, config_file: Path | None) -> str:
     return CONFIG_FILE if kebab(name) in written else "default"
 
 
-def unknown_settings(kind: type[Section], names: Collection[str]) -> list[str]:
-    """Return a fault for each name that is no field of the section, with the nearest field."""
+def require_keywords(kind: type[Section], names: Collection[str], *, loaded: bool = False) -> None:
+    """Refuse keywords of a call that are no settings of the section (C001), and those that a
+    `loaded` model keeps (C002)."""
     known = [*map(kebab, kind.model_fields)]
-    return [
-        _unknown(name, name, known, lambda setting: setting.replace("-", "_"))
-        for name in names
-        if name not in kind.model_fields
-    ]
+    unknown = [name for name in names if name not in kind.model_fields]
+    if unknown:
+        raise ConfigError(
+            "C001",
+            "unknown settings",
+            where=f"vox.{kind.section}",
+            faults=[_unknown(it, it, known, lambda name: name.replace("-", "_")) for it in unknown],
+            remedy=f"correct or remove them; `vox {kind.section} --help` shows every setting",
+        )
+    if loaded and (fixed := [name for name in FIXED if name in names]):
+        raise ConfigError(
+            "C002",
+            "a loaded model keeps what it was loaded with",
+            found=", ".join(fixed),
+            remedy=f"load it again, with {fixed[0]}=...",
+        )
 
 
 def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
@@ -163,13 +213,9 @@ def validate(
         return kind.model_validate(dict(values))
     except ValidationError as error:
         faults = [_fault(kind, detail, origins or {}) for detail in error.errors()]
-    raise ConfigError(
-        "C002",
-        "the settings are not valid",
-        where=f"vox {kind.section}",
-        faults=faults,
-        remedy=f"correct them; `vox {kind.section} --help` shows what each setting takes",
-    )
+    what = "the settings are not valid"
+    remedy = f"correct them; `vox {kind.section} --help` shows what each setting takes"
+    raise ConfigError("C002", what, where=f"vox {kind.section}", faults=faults, remedy=remedy)
 
 
 def _require_known(table: dict[str, Any], path: Path, kind: type[Section], others: Others) -> None:
@@ -186,13 +232,9 @@ def _require_known(table: dict[str, Any], path: Path, kind: type[Section], other
         elif others and (names := others()) is not None and section not in names:
             faults.append(_unknown(f"[{section}]", section, {*kinds, *names}))
     if faults:
-        raise ConfigError(
-            "C001",
-            f"unknown keys in {CONFIG_FILE}",
-            where=path,
-            faults=faults,
-            remedy="correct or remove them; `vox config schema` prints every key",
-        )
+        what = f"unknown keys in {CONFIG_FILE}"
+        remedy = "correct or remove them; `vox config schema` prints every key"
+        raise ConfigError("C001", what, where=path, faults=faults, remedy=remedy)
 
 
 def _home(key: str, kinds: Iterable[type[Section]]) -> str:
@@ -255,7 +297,7 @@ def _from_environment(kind: type[Section]) -> dict[str, tuple[str, Any]]:
 def _fault(kind: type[Section], detail: ErrorDetails, origins: Mapping[str, str]) -> str:
     if not detail["loc"] or detail["type"] == "extra_forbidden":
         return _table_fault(kind, detail)
-    key = ".".join(str(part) for part in detail["loc"])
+    key = ".".join(str(part) for part in detail["loc"] if "[" not in str(part))  # of a union
     said = origins.get(str(detail["loc"][0]).replace("-", "_"))
     value = detail["input"]
     written = ", ".join(map(str, value)) if isinstance(value, tuple) else repr(value)

@@ -481,6 +481,8 @@ class TrainSettings(DataSettings):
     def _without_adapter(self) -> Self:
         """Set the defaults of the method `full`, and refuse settings of an adapter beside it."""
         if self.method != "full":
+            if not self.targets:
+                raise ValueError("an adapter needs targets: all-linear, or names of modules")
             return self
         if given := [name for name in _OF_ADAPTERS if name in self.model_fields_set]:
             names = ", ".join(f"--{kebab(name)}" for name in given)

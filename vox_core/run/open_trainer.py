@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from vox_core import files, models
-from vox_core.config import GenerateSettings, TrainSettings, validate
+from vox_core.config import GenerateSettings, TrainSettings, in_python, require_keywords, validate
 from vox_core.contract import (
     Batch,
     DataIdentity,
@@ -135,6 +135,7 @@ class OpenTrainer:
         self._trainer = shared.trainer
         self._add(first_state(self._plan, shared.inputs))
 
+    @in_python
     def forward_backward(
         self,
         documents: Documents,
@@ -207,6 +208,7 @@ class OpenTrainer:
         self._begin_step()
         return norm
 
+    @in_python
     def log_probs(self, documents: Documents, *, base: bool = False) -> list[Floats]:
         """Return the log-probabilities of each document's trained tokens, float32 (K,).
 
@@ -218,6 +220,7 @@ class OpenTrainer:
         scores = [self._trainer.log_probs(batch, adapter) for batch in batches]
         return by_document(batches, groups, scores)
 
+    @in_python
     def sample(
         self,
         prompts: Prompts,
@@ -243,20 +246,22 @@ class OpenTrainer:
         if seed is None:
             self._samplings += 1
             seed = micro_batch_seed(self._plan.contract.seed, self.step, -self._samplings)
-        settings = validate(GenerateSettings, {"temperature": 1.0, **sampling, "seed": seed})
+        require_keywords(GenerateSettings, sampling, loaded=True)
+        said = {"temperature": 1.0, **sampling, "seed": seed, "n": n}
+        settings = validate(GenerateSettings, said)
         limit, tokenizer = positions(shared.inputs.config), shared.encoder.tokenizer
         model = OpenModel(
             "", shared.generator, tokenizer, settings, adapter=adapter, positions=limit
         )
-        asked = [prompts] if isinstance(prompts, str) else prompts
+        asked = [prompts] if isinstance(prompts, str) else [*prompts]
         questions = [
             model.question([{"role": "user", "content": p}] if isinstance(p, str) else p, row)
-            for row, p in enumerate(each for each in asked for _ in range(n))
+            for row, p in enumerate(each for each in asked for _ in range(settings.n))
         ]
         groups = [next(shared.groups) for _ in asked]
         found = dict(model.replies(questions, log_probs=True))
         return [
-            Sample.of(question.tokens, found[row], groups[row // n])
+            Sample.of(question.tokens, found[row], groups[row // settings.n])
             for row, question in enumerate(questions)
         ]
 
@@ -305,6 +310,7 @@ class OpenTrainer:
             self._shared.write_adapter(folder, self._plan, self.state)
         return Path(path)
 
+    @in_python
     def load(self, reference: str | Path) -> None:
         """Replace the adapter by another of the same base and settings; AdamW starts anew.
 
@@ -320,6 +326,7 @@ class OpenTrainer:
         """Write adapter, optimizer state and step to `folder/step-N`; gradients are not kept."""
         return self._shared.save_state(Path(folder), self._plan, self.state)
 
+    @in_python
     def load_state(self, folder: str | Path) -> None:
         """Go on from the newest state that `save_state` wrote to `folder`.
 
@@ -475,8 +482,8 @@ class Pending:
             else:
                 made = self._in_two_passes(batches, groups, objective, seeds)
         except BaseException:
-            self._trainer.discard(self._name)
             self._clear()
+            self._trainer.discard(self._name)
             raise
         self.finite = self.finite and math.isfinite(made.loss)
         return made
