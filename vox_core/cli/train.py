@@ -115,12 +115,9 @@ def _launched(settings: TrainSettings) -> int:
     """Run this command in several processes; return its exit code."""
     arguments = sys.argv[1:]
     if "-" in arguments:
-        raise ConfigError(
-            "C004",
-            "several processes cannot read the same stdin",
-            where="--data -",
-            remedy="save the rows to a file, and name it",
-        )
+        what = "several processes cannot read the same stdin"
+        remedy = "save the rows to a file, and name it"
+        raise ConfigError("C004", what, where="--data -", remedy=remedy)
     if settings.resume is None:
         require_example_each(settings.processes, settings.batch_size)
     run = settings.resume if isinstance(settings.resume, Path) else settings.out

@@ -103,12 +103,9 @@ def select(
         raise _tie(ranked[0], ranked[1])
     idle = None if ranked[0].accelerates else _idle_accelerator(judged, environment)
     if idle and idle.remedy and request.operation == "train" and not request.allow_cpu:
-        raise BackendError(
-            "B007",
-            "training would run on the CPU while an accelerator lies idle",
-            found=idle.what,
-            remedy=f"{idle.remedy}; or train on the CPU with --allow-cpu",
-        )
+        what = "training would run on the CPU while an accelerator lies idle"
+        remedy = f"{idle.remedy}; or train on the CPU with --allow-cpu"
+        raise BackendError("B007", what, found=idle.what, remedy=remedy)
     why = _why(ranked, request) + (f"; {idle.what}" if idle else "")
     return _selection(ranked[0], why, judged)
 

@@ -184,12 +184,9 @@ class Environment:
         try:
             held = lock.acquire(timeout=0)
         except Timeout as error:
-            raise InputError(
-                "I011",
-                "another vox is changing this Python environment",
-                where=self,
-                remedy="wait until it is done, and run again",
-            ) from error
+            what = "another vox is changing this Python environment"
+            remedy = "wait until it is done, and run again"
+            raise InputError("I011", what, where=self, remedy=remedy) from error
         with held:
             yield
 

@@ -190,12 +190,9 @@ def _target(
 def _require_no_objection(entries: Sequence[PluginEntry]) -> None:
     tags = device_tags()
     if faults := [fault for entry in entries for fault in objections(entry, tags)]:
-        raise InputError(
-            "I003",
-            "the catalog rules this out here",
-            faults=faults,
-            remedy="leave it out, or choose another one: vox plugin list",
-        )
+        what = "the catalog rules this out here"
+        remedy = "leave it out, or choose another one: vox plugin list"
+        raise InputError("I003", what, faults=faults, remedy=remedy)
 
 
 def _entry_of(distribution: str | None) -> PluginEntry | None:

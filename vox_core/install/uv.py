@@ -234,12 +234,9 @@ def find_uv() -> str:
     except (ImportError, FileNotFoundError):
         if found := shutil.which("uv"):
             return found
-    raise InputError(
-        "I001",
-        "uv is missing, which vox installs with",
-        where=sys.prefix,
-        remedy="install it beside vox: the package `uv` from PyPI",
-    )
+    what = "uv is missing, which vox installs with"
+    remedy = "install it beside vox: the package `uv` from PyPI"
+    raise InputError("I001", what, where=sys.prefix, remedy=remedy)
 
 
 def _config_file(environ: Mapping[str, str]) -> Path | None:

@@ -243,12 +243,9 @@ def _whole_model(contract: FineTuneContract, inputs: RunInputs) -> dict[str, str
 
 def _require_none(faults: Collection[str]) -> None:
     if faults:
-        raise PlanError(
-            "P001",
-            "these settings cannot be trained with this model",
-            faults=tuple(faults),
-            remedy="change these settings and run again",
-        )
+        what = "these settings cannot be trained with this model"
+        remedy = "change these settings and run again"
+        raise PlanError("P001", what, faults=tuple(faults), remedy=remedy)
 
 
 def has_tied_head(config: Mapping[str, Any]) -> bool:

@@ -361,12 +361,9 @@ def _require_sharding(run: RunPlan, processes: int) -> None:
     if not run.settings.shard:
         return
     if processes == 1:
-        raise ConfigError(
-            "C004",
-            "there is one process, and --shard splits the base model among several",
-            where="--shard",
-            remedy="add --processes N, or leave out --shard",
-        )
+        what = "there is one process, and --shard splits the base model among several"
+        remedy = "add --processes N, or leave out --shard"
+        raise ConfigError("C004", what, where="--shard", remedy=remedy)
     backend, adapter, objective = run.inputs.backend, run.contract.adapter, run.inputs.objective
     whole, optimizer = adapter.method == "full", run.contract.optimizer.name
     reasons = {
