@@ -23,6 +23,7 @@ This module neither prints nor exits.
 
 from __future__ import annotations
 
+import copyreg
 import os
 import re
 import shlex
@@ -193,6 +194,9 @@ class VoxError(Exception):
             if (text := getattr(self, name)) is not None:
                 setattr(self, name, spelling(text))
         self.args, self.faults = (self.what,), tuple(map(spelling, self.faults))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
         lines = [f"error[{self.code}]: {self.what}"]

@@ -24,9 +24,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from vox_core import files
 from vox_core.contract import (
@@ -67,6 +68,9 @@ class StoppedAtOnce(KeyboardInterrupt):
         kept = f"step {step} is kept" if step else "no step is kept"
         super().__init__(f"{run}: stopped in the middle of a step; {kept}")
         self.run, self.step = run, step
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.run, self.step)
 
 
 class StopSignal:
@@ -174,6 +178,8 @@ class Session:
                 observers = stack.enter_context(
                     contextlib.closing(Observers(seen=plan.inputs.seen))
                 )
+                if plan.fresh and plan.settings.out is None:
+                    plan = replace(plan, run=folder.reserved(plan.run))
                 left = stack.enter_context(folder.locked(plan.run))
                 if plan.fresh and not resume.is_new(plan.run):  # made since it was planned
                     files.require_absent(plan.run.path)
