@@ -340,7 +340,9 @@ class Model:
         Args:
             row: index of the answer; each row samples a different one, unless decoding is greedy.
         """
-        return self._answer(type(self._settings), messages, row, sampling)
+        answer = self._answer(type(self._settings), messages, row, sampling)
+        answer.keeps = self
+        return answer
 
     def __enter__(self) -> Self:
         return self
@@ -408,8 +410,7 @@ def _stored(data: Data | None) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert paths to text, numbers and arrays of NumPy or torch to Python's, and collections to
-    tuples."""
+    """Convert paths, numbers and arrays of NumPy or torch, and collections to plain values."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     value = value.tolist() if hasattr(value, "tolist") else value

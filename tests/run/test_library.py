@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import importlib
 import json
+import pickle
 import pkgutil
 import re
 import subprocess
@@ -23,6 +24,7 @@ from tests.run.conftest import TALK
 from vox_core.cli import failures, root
 from vox_core.contract import Event, RunEnd, StepDone
 from vox_core.errors import AdapterError, ConfigError, DataError, InputError, VoxError
+from vox_core.run.session import StoppedAtOnce
 
 QUICK = {"dtype": "fp32", "batch_size": 2, "lr": 1e-2, "rank": 4, "alpha": 8, "backend": "cpu"}
 
@@ -301,6 +303,43 @@ def test_errors_name_keywords_and_those_of_a_command_flags(
     arguments = ["train", str(data), "--model", str(tiny("llama")), "--targets", "nope"]
     assert failures.run(root, [*arguments, "--backend", "cpu"]) == 2
     assert "or --targets all-linear" in capfd.readouterr().err
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
+    tiny: Callable[..., Path], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.strftime", lambda _: "now")
+    model = tiny("llama")
+
+    def train(_: int) -> vox.Run:
+        return vox.train(model=model, data=data, max_steps=1, **QUICK)
+
+    with ThreadPoolExecutor(3) as threads:
+        runs = [*threads.map(train, range(3))]
+    runs.append(train(3))
+    assert len({run.path for run in runs}) == len({*Path("runs").iterdir()}) == 4
+    assert Path("runs/base-now") in [run.path for run in runs]
+    assert all(run.losses == runs[0].losses for run in runs)
+
+
+def test_errors_and_runs_are_pickled(trained: vox.Run) -> None:
+    """As results of another process are."""
+    with pytest.raises(ConfigError) as caught:
+        vox.train(rank=-1, lr=-1)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again), again.faults) == (
+        ConfigError, str(caught.value), caught.value.faults
+    )  # fmt: skip
+    stopped = pickle.loads(pickle.dumps(StoppedAtOnce(Path("runs/a"), 3)))
+    assert (str(stopped.run), stopped.step) == ("runs/a", 3)
+    assert pickle.loads(pickle.dumps(trained)) == trained
+    assert pickle.loads(pickle.dumps(vox.train)) is vox.train
+
+
+def test_an_answer_keeps_its_model_open(trained: vox.Run) -> None:
+    with trained.load(dtype="fp32", max_tokens=4) as model:
+        pieces = [*model.stream("Talk?")]
+    assert [*trained.load(dtype="fp32", max_tokens=4).stream("Talk?")] == pieces
 
 
 def test_threads_share_a_model(trained: vox.Run) -> None:

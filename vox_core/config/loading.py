@@ -59,8 +59,7 @@ Others: TypeAlias = Callable[[], Collection[str] | None] | None
 
 
 def in_python(function: Callable[P, R]) -> Callable[P, R]:
-    """Name settings in errors as keywords, unless a command of vox calls: `rank=` for `--rank`,
-    and `fields={"text": "body"}` for `--field text=body`."""
+    """Name settings in errors as keywords (`rank=` for `--rank`), unless a command of vox calls."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -160,8 +159,7 @@ def source_of(kind: type[Section], name: str, config_file: Path | None) -> str:
 
 
 def require_keywords(kind: type[Section], names: Collection[str], *, loaded: bool = False) -> None:
-    """Refuse keywords of a call that are no settings of the section (C001), and those that a
-    `loaded` model keeps (C002)."""
+    """Refuse keywords that are no settings (C001), and those that a `loaded` model keeps (C002)."""
     known = [*map(kebab, kind.model_fields)]
     unknown = [name for name in names if name not in kind.model_fields]
     if unknown:

@@ -64,7 +64,10 @@ class Answer:
         prompt_tokens: length of the rendered conversation.
         completion_tokens: how many tokens were generated so far, the end-of-turn token not counted.
         finish_reason: `stop` once the model ended its turn or a stop text came, else `length`.
+        keeps: what must stay open while the answer is read.
     """
+
+    keeps: object = None
 
     def __init__(self, prompt_tokens: int, pieces: Callable[[Answer], Iterator[str]]) -> None:
         self.prompt_tokens, self.completion_tokens = prompt_tokens, 0
@@ -388,12 +391,9 @@ def prompt_text(
     """
     source = template_source(tokenizer)
     if source is None and system:
-        raise DataError(
-            "D005",
-            "the model has no chat template, and so no place for a system message",
-            where="--system",
-            remedy="put it at the beginning of the prompt",
-        )
+        what = "the model has no chat template, and so no place for a system message"
+        remedy = "put it at the beginning of the prompt"
+        raise DataError("D005", what, where="--system", remedy=remedy)
     if source is None:
         return messages[-1]["content"], True
     whole = [{"role": "system", "content": system}] if system else []

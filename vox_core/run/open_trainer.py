@@ -248,20 +248,18 @@ class OpenTrainer:
             seed = micro_batch_seed(self._plan.contract.seed, self.step, -self._samplings)
         require_keywords(GenerateSettings, sampling, loaded=True)
         said = {"temperature": 1.0, **sampling, "seed": seed, "n": n}
-        settings = validate(GenerateSettings, said)
-        limit, tokenizer = positions(shared.inputs.config), shared.encoder.tokenizer
-        model = OpenModel(
-            "", shared.generator, tokenizer, settings, adapter=adapter, positions=limit
-        )
+        chosen, tokenizer = validate(GenerateSettings, said), shared.encoder.tokenizer
+        limit = positions(shared.inputs.config)
+        model = OpenModel("", shared.generator, tokenizer, chosen, adapter=adapter, positions=limit)
         asked = [prompts] if isinstance(prompts, str) else [*prompts]
         questions = [
             model.question([{"role": "user", "content": p}] if isinstance(p, str) else p, row)
-            for row, p in enumerate(each for each in asked for _ in range(settings.n))
+            for row, p in enumerate(each for each in asked for _ in range(chosen.n))
         ]
         groups = [next(shared.groups) for _ in asked]
         found = dict(model.replies(questions, log_probs=True))
         return [
-            Sample.of(question.tokens, found[row], groups[row // settings.n])
+            Sample.of(question.tokens, found[row], groups[row // chosen.n])
             for row, question in enumerate(questions)
         ]
 
@@ -495,12 +493,9 @@ class Pending:
             ConfigError: C004, there are none, or of two kinds without a divisor given.
         """
         if not self._kinds:
-            raise ConfigError(
-                "C004",
-                "there are no gradients to apply",
-                where="optim_step",
-                remedy="call forward_backward before each optim_step",
-            )
+            what = "there are no gradients to apply"
+            remedy = "call forward_backward before each optim_step"
+            raise ConfigError("C004", what, where="optim_step", remedy=remedy)
         if given is None and len(self._kinds) > 1:
             raise ConfigError(
                 "C004",
