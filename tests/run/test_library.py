@@ -210,7 +210,12 @@ def test_events_come_by_callback_and_ctrl_c_keeps_the_run(
     assert (stopped.path / "checkpoints").is_dir()
     resumed = vox.train(resume=stopped)
     assert not resumed.report.stopped
+    with pytest.raises(ConfigError) as caught:
+        vox.train(resume=stopped, allow_change=["rank"])
+    assert caught.value.faults[0].startswith("allow_change.0 = 'rank': input should be 'clip'")
     assert resumed.losses == whole.losses
+    longer = vox.train(resume=stopped, allow_change="max_steps", max_steps=6)
+    assert longer.report.steps == 6
     assert capfd.readouterr() == ("", ""), "nothing is printed"
 
 

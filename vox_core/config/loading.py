@@ -49,7 +49,7 @@ _FLAGS = re.compile(
     r"`[^`]*`|\bvox [a-z][^,;]*|"  # a command stays as it is
     r"--?(?P<flag>O|(?<=--)[a-z]+(?:-[a-z]+)*)\b"
     r"(?: (?P<name>\w+)=(?P<value>[^\s,;)]+)|=| (?=[A-Z\d./<\"']|[\w.:/-]+(?:[,;:)]|$| --)))?|"
-    r"^(?P<key>[a-z]+(?:-[a-z]+)+)(?= = )"
+    r"^(?P<key>[a-z]+(?:-[a-z]+)+)(?=(?:\.\d+)* = )"
 )
 _stand_in: ContextVar[Path | None] = ContextVar("stand_in", default=None)
 S = TypeVar("S", bound=Section)
@@ -78,8 +78,7 @@ def _keyword(found: re.Match[str]) -> str:
     known = {name for kind in SECTIONS for name in kind.model_fields} | {"config", "plan"}
     name = (found["flag"] or found["key"] or "").replace("-", "_").replace("O", "objective_option")
     if f"{name}s" in known:  # of a table
-        pair = f'{{"{found["name"]}": "{found["value"]}"}}' if found["name"] else ""
-        return f"{name}s={pair}"
+        return f"{name}s=" + (f'{{"{found["name"]}": "{found["value"]}"}}' if found["name"] else "")
     return found[0] if name not in known else name if found["key"] else f"{name}="
 
 
@@ -161,8 +160,7 @@ def source_of(kind: type[Section], name: str, config_file: Path | None) -> str:
 def require_keywords(kind: type[Section], names: Collection[str], *, loaded: bool = False) -> None:
     """Refuse keywords that are no settings (C001), and those that a `loaded` model keeps (C002)."""
     known = [*map(kebab, kind.model_fields)]
-    unknown = [name for name in names if name not in kind.model_fields]
-    if unknown:
+    if unknown := [name for name in names if name not in kind.model_fields]:
         raise ConfigError(
             "C001",
             "unknown settings",

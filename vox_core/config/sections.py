@@ -84,7 +84,8 @@ Backend = Annotated[
     str, WrapValidator(lambda it, checked: it if isinstance(it, BackendName) else checked(it))
 ]
 """Pydantic would make a `BackendName` a plain text."""
-Changes = Annotated[tuple[Change, ...], BeforeValidator(one_or_many)]
+_dashed = BeforeValidator(lambda it: kebab(str(it)))
+Changes = Annotated[tuple[Annotated[Change, _dashed], ...], BeforeValidator(one_or_many)]
 DTypeChoice = Literal["auto", "bf16", "fp16", "fp32"]
 
 
