@@ -8,11 +8,21 @@ import math
 import numpy as np
 import pytest
 import torch
-from libs.vox_torch.tests.jobs import batch, documents, losses, plan, start, step, train
+from libs.vox_torch.tests.jobs import (
+    batch,
+    documents,
+    losses,
+    open_trainer,
+    plan,
+    start,
+    step,
+    train,
+)
 
 from vox_core.contract import Step, StepSkipped, TrainState
 from vox_core.run.learner import micro_batch_seed
 from vox_testing.tiny import FAMILIES
+from vox_torch import profile
 from vox_torch.base import load_base
 from vox_torch.layout import rows
 from vox_torch.loss import weighted_nll
@@ -38,6 +48,19 @@ def test_a_container_s_quota_bounds_the_threads(tmp_path, limit, expected):
         (folder := tmp_path / "sys/fs/cgroup").mkdir(parents=True)
         (folder / "cpu.max").write_text(limit)
     assert processors_of_quota(tmp_path) == expected
+
+
+def test_a_closed_trainer_leaves_torch_the_threads_that_it_had(tiny, monkeypatch):
+    had = torch.get_num_threads()
+    monkeypatch.setattr(profile, "_own_threads", lambda: 2)
+    made = dataclasses.replace(plan(tiny("llama")), tuning={"threads": "half"})
+    try:
+        trainer, _ = open_trainer(tiny("llama"), made)
+        assert torch.get_num_threads() == 1
+        trainer.close()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(had)
 
 
 def curve(steps: int, groups: int) -> list[Step]:

@@ -222,11 +222,7 @@ class RowAdapters:
         return product.part(base.number, x, compute, by_count)
 
     def _sum(
-        self,
-        base: Any,
-        layers: Sequence[tuple[Any, int]],
-        by_count: _ByCount,
-        x: torch.Tensor,
+        self, base: Any, layers: Sequence[tuple[Any, int]], by_count: _ByCount, x: torch.Tensor
     ) -> torch.Tensor:
         """Return the sum for all layers of a product, or for one layer.
 

@@ -43,7 +43,7 @@ def wants_rows(tuning: Mapping[str, str]) -> bool:
 
 
 def set_threads(tuning: Mapping[str, str]) -> None:
-    """Set torch's number of threads by the knob, for the rest of this process."""
+    """Set torch's number of threads by the knob; without it, as it was before the first run."""
     import torch
 
     own = _own_threads()

@@ -171,6 +171,7 @@ class TorchTrainer(TorchModel, Trainer):
         self._learners.clear()
         if self._shards:
             self._shards.close()
+        set_threads({})
         super().close()
 
     @contextmanager
