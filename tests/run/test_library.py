@@ -297,13 +297,13 @@ def test_errors_name_keywords_and_those_of_a_command_flags(
 
     error = refused(targets=["nope"])
     assert (error.where, error.remedy) == (
-        "targets=", "choose modules of this model, or targets=all-linear"
+        "`targets`", "choose modules of this model, or `targets` all-linear"
     )  # fmt: skip
     assert refused(batch_size=0).faults == ("batch_size = 0: input should be greater than 0",)
-    assert refused(objective_options={"beta": 1}).where == "objective_options="
-    assert refused(seq_len=10_000).faults[0].startswith("seq_len=10000: the model has positions")
+    assert refused(objective_options={"beta": 1}).where == "`objective_options`"
+    assert refused(seq_len=10_000).faults[0].startswith("`seq_len` 10000: the model has positions")
     (fault,) = refused(dataset_text_field="body").faults
-    assert fault.endswith('map the column: fields={"text": "NAME"}')
+    assert fault.endswith("map the column: `fields` text=NAME")
     assert "vox train --resume RUN" in refused(resume="auto").remedy, "a command stays one"
     arguments = ["train", str(data), "--model", str(tiny("llama")), "--targets", "nope"]
     assert failures.run(root, [*arguments, "--backend", "cpu"]) == 2

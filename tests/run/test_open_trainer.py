@@ -224,7 +224,7 @@ def test_a_starting_adapter_is_the_reference(trainer, base: Path, tmp_path: Path
         assert second.forward_backward(PAIRS, objective).loss == 0
         second.optim_step()
         assert second.forward_backward(PAIRS, objective).loss < 0
-    with pytest.raises(ConfigError, match="rank=8"), vox.open_trainer(adapter=saved, rank=8):
+    with pytest.raises(ConfigError, match="`rank` 8"), vox.open_trainer(adapter=saved, rank=8):
         pass
 
 
@@ -358,7 +358,7 @@ def test_an_exception_of_a_function_is_the_callers(trainer) -> None:
 def test_errors_of_an_open_trainer_name_keywords(trainer) -> None:
     with pytest.raises(DataError) as caught:
         trainer.forward_backward([{"prompt": "a", "chosen": "b", "rejected": "c"}])
-    assert caught.value.remedy == "train on the comparison: objective=dpo"
+    assert caught.value.remedy == "train on the comparison: `objective` dpo"
 
 
 def test_a_failure_forgets_the_gradients(trainer, bigrams, monkeypatch) -> None:
@@ -418,7 +418,7 @@ def test_an_adapter_is_saved_and_loaded(trainer, base: Path, tmp_path: Path) -> 
     with pytest.raises(AdapterError, match="no adapter"):
         trainer.load(base)
     other = vox.open_trainer(base, **{**SETTINGS, "rank": 2})
-    with other, pytest.raises(ConfigError, match="rank=2: the adapter has rank 4"):
+    with other, pytest.raises(ConfigError, match="`rank` 2: the adapter has rank 4"):
         other.load(saved)
 
 

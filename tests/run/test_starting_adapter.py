@@ -58,10 +58,10 @@ def test_a_run_goes_on_from_the_adapter_of_another(first, base, data, tmp_path) 
 def test_what_is_given_has_to_be_the_adapters(first, base, data, tmp_path) -> None:
     out = tmp_path / "out"
     for given, said in {
-        ("rank", 8): "rank=8: the adapter has rank 4",
-        ("alpha", 3.0): "alpha=3: the adapter has alpha 8",
-        ("method", "rslora"): "method=rslora: the adapter is lora",
-        ("targets", "q_proj"): "targets=q_proj: 2 modules, and the adapter has 1: lm_head",
+        ("rank", 8): "`rank` 8: the adapter has rank 4",
+        ("alpha", 3.0): "`alpha` 3: the adapter has alpha 8",
+        ("method", "rslora"): "`method` rslora: the adapter is lora",
+        ("targets", "q_proj"): "`targets` q_proj: 2 modules, and the adapter has 1: lm_head",
     }.items():
         with pytest.raises(ConfigError) as caught:
             vox.train(adapter=first, data=data, out=out, **QUICK, **dict([given]))
@@ -133,7 +133,7 @@ def test_a_resume_under_another_adapter_is_refused(first, data, tmp_path) -> Non
     other.mkdir()
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         shutil.copy(then.path / name, other)
-    with pytest.raises(PlanError, match="adapter="):
+    with pytest.raises(PlanError, match="`adapter`"):
         vox.train(resume=then, adapter=other)
 
 

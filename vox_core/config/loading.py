@@ -47,9 +47,7 @@ FIXED = ("backend", "adapter", "dtype", "quant")
 
 _FLAGS = re.compile(
     r"`[^`]*`|\bvox [a-z][^,;]*|"  # a command stays as it is
-    r"--?(?P<flag>O|(?<=--)[a-z]+(?:-[a-z]+)*)\b"
-    r"(?: (?P<name>\w+)=(?P<value>[^\s,;)]+)|=| (?=[A-Z\d./<\"']|[\w.:/-]+(?:[,;:)]|$| --)))?|"
-    r"^(?P<key>[a-z]+(?:-[a-z]+)+)(?=(?:\.\d+)* = )"
+    r"--(?P<flag>[a-z]+(?:-[a-z]+)*)|(?P<option>-O\b)|^(?P<key>[a-z-]+)(?=[.\d]* = )"
 )
 _stand_in: ContextVar[Path | None] = ContextVar("stand_in", default=None)
 S = TypeVar("S", bound=Section)
@@ -59,7 +57,7 @@ Others: TypeAlias = Callable[[], Collection[str] | None] | None
 
 
 def in_python(function: Callable[P, R]) -> Callable[P, R]:
-    """Name settings in errors as keywords (`rank=` for `--rank`), unless a command of vox calls."""
+    """Name settings in errors as keywords (`lr` for --lr), unless a command of vox calls."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -76,10 +74,10 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
 
 def _keyword(found: re.Match[str]) -> str:
     known = {name for kind in SECTIONS for name in kind.model_fields} | {"config", "plan"}
-    name = (found["flag"] or found["key"] or "").replace("-", "_").replace("O", "objective_option")
-    if f"{name}s" in known:  # of a table
-        return f"{name}s=" + (f'{{"{found["name"]}": "{found["value"]}"}}' if found["name"] else "")
-    return found[0] if name not in known else name if found["key"] else f"{name}="
+    said = "objective-option" if found["option"] else found["flag"] or found["key"] or ""
+    name = said.replace("-", "_")
+    name = name if name in known else f"{name}s"
+    return found[0] if name not in known else name if found["key"] else f"`{name}`"
 
 
 @contextmanager
