@@ -147,8 +147,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` as UTF-8, atomically."""
-    write_bytes(path, text.encode())
+    """Write `text` to `path` as UTF-8, atomically. Escapes surrogates, as in names of files."""
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -33,6 +33,7 @@ from vox_core.contract import (
     StepDone,
     Validation,
 )
+from vox_core.contract.spec import digest_of
 from vox_core.data.formats import keep_rows
 from vox_core.errors import AdapterError, InputError, ProofError, StorageError
 from vox_core.run import checkpoint
@@ -458,6 +459,18 @@ def test_a_prompt_longer_than_the_model_can_read_is_refused(tiny):
         with pytest.raises(InputError, match="longer than the model can read"):
             list(model.reply([{"role": "user", "content": "x" * 600}]))
         assert len("".join(model.reply([{"role": "user", "content": "x" * 480}]))) <= 5
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its names are UTF-8")
+def test_folders_whose_names_are_not_utf8(tiny, settings, tmp_path, data):
+    """As of an archive that was made in Latin-1."""
+    named = data.rename(tmp_path / os.fsdecode("Gespräche".encode("latin-1")))
+    out = tmp_path / os.fsdecode(b"l\xe4uft")
+    asked = settings(tiny("llama"), data=[named], out=out, max_steps=2)
+    assert digest_of({"data": str(named)})  # of a plan
+    assert train(asked).steps == 2
+    again = validate(TrainSettings, {"resume": out, "max_steps": 3, "allow_change": ["max-steps"]})
+    assert train(again).steps == 3
 
 
 def test_two_processes_cannot_work_in_one_run_folder(tiny, settings, tmp_path):

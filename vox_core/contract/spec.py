@@ -203,7 +203,7 @@ class FineTuneContract:
 def digest_of(document: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the canonical JSON (sorted keys, no spaces, UTF-8), in hex."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
