@@ -182,6 +182,24 @@ def test_a_reader_that_leaves_is_worth_no_word(tmp_path: Path) -> None:
     assert into_a_closed_pipe("config", "schema", cwd=tmp_path) == (1, "")
 
 
+@pytest.mark.parametrize(
+    ("before", "first"),
+    [
+        pytest.param("SIG_IGN", "Handlers.SIG_IGN", id="nohup"),
+        pytest.param("SIG_DFL", "<built-in function default_int_handler>", id="terminal"),
+    ],
+)
+def test_a_closed_terminal_interrupts_unless_it_is_to_be_ignored(before: str, first: str) -> None:
+    code = (
+        "import signal as s; from vox_core.cli import prepare; from vox_core.host import process\n"
+        f"s.signal(s.SIGHUP, s.{before}); prepare(); print(repr(s.getsignal(s.SIGHUP)))\n"
+        "with process.handled(print, *process.ENDING): print(s.getsignal(s.SIGHUP) is print)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert first in done.stdout.splitlines()[0]
+    assert done.stdout.splitlines()[1] == str(before == "SIG_DFL")
+
+
 def test_an_error_without_a_reader_keeps_its_exit_code(tmp_path: Path) -> None:
     code, err = into_a_closed_pipe("trian", "--json", cwd=tmp_path)
     assert code == 2

@@ -412,8 +412,13 @@ def test_max_time(made, whole, monkeypatch):
     assert_same_run(asked.out, whole(**SMALL))
 
 
-@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_sigterm_from_outside(made, whole, times):
+TERM, HUP = signal.SIGTERM, signal.SIGHUP
+
+
+@pytest.mark.parametrize(
+    "signals", [pytest.param([TERM], marks=pytest.mark.long), [TERM, TERM], [HUP, HUP]]
+)
+def test_a_signal_from_outside(made, whole, signals):
     """Through the command itself: exit 130, with the words that say how to go on."""
     given = {**SMALL, "max_steps": 40, "eval_every": 10}
     asked = made(**given, save_every=35)
@@ -427,8 +432,8 @@ def test_sigterm_from_outside(made, whole, times):
     while not any(line["event"] == "step" for line in read(told)):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.005)
-    for _ in range(times):
-        process.send_signal(signal.SIGTERM)
+    for number in signals:
+        process.send_signal(number)
         time.sleep(0.001)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors

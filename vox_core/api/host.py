@@ -14,7 +14,7 @@ from vox_core.host.probe import (
     ProbeFault as ProbeFault,
     probe_all as probe_all,
 )
-from vox_core.host.process import Failed as Failed, run as run
+from vox_core.host.process import ENDING as ENDING, Failed as Failed, handled as handled, run as run
 from vox_core.host.select import select as select
 from vox_core.host.discover import known_plugins as known_plugins
 from vox_core.run.plan import resolve_dtype as resolve_dtype

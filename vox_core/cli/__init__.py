@@ -84,7 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def prepare() -> None:
     _complete_streams()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary files go, as with Ctrl-C
+    for number in (signal.SIGTERM, signal.SIGHUP):  # temporary files go, as with Ctrl-C
+        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP
+            signal.signal(number, signal.default_int_handler)
 
 
 def _complete_streams() -> None:

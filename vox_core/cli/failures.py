@@ -90,11 +90,8 @@ def _report(
 
         traceback.print_exception(error)
     reported = _as_vox_error(error)
-    if report:
-        report(reported)
-        return reported.exit_code
-    _print(reported)
-    if "--json" in arguments:
+    (report or _print)(reported)
+    if "--json" in arguments and not report:
         from vox_core.cli.output import print_json
 
         try:

@@ -27,6 +27,8 @@ _WORDS = 500
 """Characters of stderr's last line that a message quotes."""
 _CHUNK = 2**16
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: the terminal is closed
+
 
 _CHILD = (
     "import json, sys; request = json.loads(sys.argv[1]); sys.path[:] = request['path']; "
@@ -109,9 +111,12 @@ def _left(until: float) -> float:
 
 @contextmanager
 def handled(handler: Any, *signals: signal.Signals) -> Iterator[None]:
-    """Have a handler for some signals; only the main thread gets any, elsewhere nothing changes."""
+    """Have a handler for some signals; only the main thread gets any, elsewhere nothing changes.
+    SIGHUP stays ignored where it is, as under nohup."""
     mine = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, handler) for number in signals if mine}
+    kept = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else []
+    taken = [number for number in signals if mine and number not in kept]
+    before = {number: signal.signal(number, handler) for number in taken}
     try:
         yield
     finally:

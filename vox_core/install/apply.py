@@ -31,7 +31,7 @@ from vox_core.files import storage_errors
 from vox_core.host.discover import discover
 from vox_core.host.judge import on_one_line
 from vox_core.host.probe import requirements, this_machine, unmet
-from vox_core.host.process import Failed, handled, output_of
+from vox_core.host.process import ENDING, Failed, handled, output_of
 from vox_core.install import undo
 from vox_core.install.environment import CORE, Environment, Installed, local_path
 from vox_core.install.plan import InstallPlan, belongs_to_core, require_ended, require_kept
@@ -44,7 +44,6 @@ _TOKEN = "vox answers: "
 """Begins the line with the answer; a .pth file may print before it, and after it at exit."""
 _CHILD = f"from vox_core.install.apply import answer; print('\\n{_TOKEN}' + answer())"
 _LIMIT_S = 60.0
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
@@ -63,7 +62,7 @@ def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
     site = environment.site_packages.resolve()
     scratch = undo.folder(site)
     # SIGTERM and a closed terminal interrupt as Ctrl-C does, so that the change is undone.
-    interrupting = handled(signal.default_int_handler, *_ENDING)
+    interrupting = handled(signal.default_int_handler, *ENDING)
     with storage_errors(environment.prefix), environment.locked(), interrupting:
         require_ended(environment)  # else its copies of files would go with the scratch folder
         there = environment.installed()
@@ -73,7 +72,7 @@ def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
             scratch.mkdir()
             _carry_out(plan, there, site, scratch, report)
         finally:
-            with handled(signal.SIG_IGN, *_ENDING):
+            with handled(signal.SIG_IGN, *ENDING):
                 if undo.unfinished(site) is None:
                     shutil.rmtree(scratch, ignore_errors=True)
 
@@ -126,10 +125,10 @@ def _carry_out(
             if not os.path.lexists(path):
                 change.put_back(str(path))
         _require_working(plan)
-        with handled(signal.SIG_IGN, *_ENDING):
+        with handled(signal.SIG_IGN, *ENDING):
             change.forget()
     except BaseException as error:
-        with handled(signal.SIG_IGN, *_ENDING):
+        with handled(signal.SIG_IGN, *ENDING):
             lost = change.back()
         if lost:
             what = "the environment could not be restored entirely"

@@ -192,13 +192,11 @@ def is_worked_in(folder: Path) -> bool:
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
         return False
+    except OSError as error:  # it may be a file system without locks
+        return isinstance(error, BlockingIOError)
     finally:
         os.close(lock)
-    return False
 
 
 def _held(folder: RunFolder) -> OutputError:

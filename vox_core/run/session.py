@@ -46,7 +46,7 @@ from vox_core.data.tokenizer import TEMPLATE
 from vox_core.errors import InputError, StorageError, VoxError
 from vox_core.host.load import Observe, format_error
 from vox_core.host.observers import Observers
-from vox_core.host.process import handled
+from vox_core.host.process import ENDING, handled
 from vox_core.run import artifacts, checkpoint, folder, resume
 from vox_core.run.controller import RunController
 from vox_core.run.hf_checkpoint import first_state
@@ -74,7 +74,7 @@ class StoppedAtOnce(KeyboardInterrupt):
 
 
 class StopSignal:
-    """Set by the first SIGINT or SIGTERM; the second one interrupts at once.
+    """Set by the first SIGINT, SIGTERM or SIGHUP; the second one interrupts at once.
 
     Args:
         acknowledge: called at the first one.
@@ -86,8 +86,8 @@ class StopSignal:
     def __call__(self) -> bool:
         return self._event.is_set()
 
-    def caught(self, _number: int, _frame: FrameType | None) -> None:
-        if self._event.is_set():
+    def caught(self, number: int, _frame: FrameType | None) -> None:
+        if self._event.is_set() and number != signal.SIGHUP:  # a closed terminal sends two
             raise KeyboardInterrupt
         self._event.set()
         with suppress(Exception):  # it may come in the middle of other output; words are not vital
@@ -185,7 +185,7 @@ class Session:
                     files.require_absent(plan.run.path)
             session = cls(plan, observe, began, world, observers)
             try:
-                with handled(session._stop.caught, signal.SIGINT, signal.SIGTERM):
+                with handled(session._stop.caught, *ENDING):
                     session._begin(left)
                     yield session
             except KeyboardInterrupt as error:

@@ -23,6 +23,18 @@ def test_a_launched_command_ends_with_its_exit_code(launcher, tmp_path, monkeypa
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_closed_terminal_counts_once():
+    """It sends SIGHUP twice: from the shell, and from the system when the shell has ended."""
+    sent = []
+    with launching.passed_on([SimpleNamespace(send=sent.append)]) as second:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert second() is None
+        signal.raise_signal(signal.SIGTERM)
+        assert second() is not None
+    assert sent == [signal.SIGHUP, signal.SIGTERM]
+
+
 def test_a_rank_that_computes_does_not_hang(tmp_path, monkeypatch):
     """Although its thread that beats cannot run; until it uses no CPU time for 15 seconds."""
     now, worked = 0.0, "1 0"

@@ -22,7 +22,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vox_core import errors
-from vox_core.api.host import cpus
+from vox_core.api.host import ENDING, cpus, handled
 from vox_core.contract import LaunchJob, LaunchResult
 from vox_core.errors import TrainingError, VoxError
 
@@ -312,21 +311,15 @@ class Receiver(Protocol):
 
 @contextmanager
 def passed_on(ranks: Sequence[Receiver]) -> Iterator[Callable[[], float | None]]:
-    """Pass SIGINT and SIGTERM on to every rank; yield when the second one came, or None."""
+    """Pass SIGINT, SIGTERM and SIGHUP on to every rank; yield when the second came, or None."""
     times = list[float]()
 
     def pass_on(number: int, _frame: object) -> None:
+        if times and number == signal.SIGHUP:  # a closed terminal sends two
+            return
         times.append(time.monotonic())
         for rank in ranks:
             rank.send(signal.Signals(number))
 
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    caught = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, pass_on) for number in caught}
-    try:
+    with handled(pass_on, *ENDING):
         yield lambda: times[1] if len(times) > 1 else None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
