@@ -62,10 +62,11 @@ WARNING = "warning"
 TOKENS_PER_SECOND = "tokens_per_second"
 
 _Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+_NULL_IS_NAN = AfterValidator(lambda value: math.nan if value is None else value)
 _IN_JSON: dict[object, Any] = {
     int: _Count,
     int | None: _Count | None,
-    float: float | None,  # null: not a finite number
+    float: Annotated[float | None, _NULL_IS_NAN],
     tuple[str, ...]: Annotated[list[str], AfterValidator(tuple)],
     Mapping[str, int]: dict[str, _Count],
     Mapping[str, float]: dict[str, float | None],
@@ -92,8 +93,7 @@ def event_of(line: Mapping[str, Any]) -> Event | None:
     kind = kinds().get(name) if isinstance(name, str) else None
     if kind is None:
         return None
-    given, hints = dict(models()[str(name)].model_validate(line)), get_type_hints(kind)
-    given |= {key: math.nan for key in given if given[key] is None and hints[key] is float}
+    given = dict(models()[str(name)].model_validate(line))
     return kind(**given, **({"level": "warning"} if name == WARNING else {}))
 
 
