@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -34,6 +35,23 @@ def test_forms_rows_and_unused_fields_of_each_file(vox) -> None:
         "no problems found",
         "next: vox train .",
     ]
+
+
+def test_a_file_that_may_not_be_read_is_a_fault_of_the_data(vox, monkeypatch) -> None:
+    opened = Path.open
+
+    def denied(path: Path, *given: object, **more: object) -> object:
+        if path.name == "rows.jsonl":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *given, **more)
+
+    Path("rows.jsonl").write_text(GOOD)
+    monkeypatch.setattr(Path, "open", denied)
+    done = vox("data", "check", "rows.jsonl")
+    assert (done.code, done.err.partition("\n")[0]) == (
+        2,
+        "error[VOX-D001]: a data file cannot be read",
+    )
 
 
 def test_the_next_command_has_the_same_files_and_flags(vox) -> None:

@@ -34,7 +34,6 @@ from vox_core.api.rows import (
     load_rewards,
     next_step,
     objective_of,
-    open_source,
     place_of,
     raw_lines,
     read_lines,
@@ -43,6 +42,7 @@ from vox_core.api.rows import (
 from vox_core.api.settings import TrainSettings
 from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.errors import BackendError, ConfigError, InputError
+from vox_data.stats import open_readable
 
 _TEACHER, _REWARD = "MODEL", "FILE.py:FUNCTION"
 _TO_CHOOSE = {
@@ -239,7 +239,7 @@ def _check_file(
             progress(f"checking {path.name}", done, size)
 
     file, faults = report.files[-1], report.faults
-    source, distinct = open_source(path, settings.fields), set[RowFault]()
+    source, distinct = open_readable(path, settings.fields), set[RowFault]()
     before = len(faults.first)
     for number, found in read_lines(path, source.lines, tell, answers=answers):
         if isinstance(found, RowError):
@@ -277,7 +277,7 @@ def _misfits(
 ) -> Iterator[tuple[str, str]]:
     """Yield the place of each row that an objective cannot use, and why."""
     path = Path(file.path)
-    for number, _, line in raw_lines(open_source(path, settings.fields).lines):
+    for number, _, line in raw_lines(open_readable(path, settings.fields).lines):
         if misfit := row_of(line, path, number, examples, line).misfit:
             yield place_of(path, number), misfit
 

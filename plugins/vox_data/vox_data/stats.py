@@ -188,7 +188,7 @@ def _stats(
         if progress:
             progress("rows", done, size)
 
-    sources = [_opened(path, fields) for path in paths]
+    sources = [open_readable(path, fields) for path in paths]
     counts = count(sources, tell)
     languages = language_mix(counts.sample)
     bounds = [*counts.first, counts.rows]
@@ -216,9 +216,10 @@ def _stats(
     )
 
 
-def _opened(path: Path, fields: FieldMap) -> RowSource:
+def open_readable(path: Path, fields: FieldMap) -> RowSource:
+    """A data file as JSONL (D001 if it cannot be read)."""
     if not is_remote(path):
-        with readable(path):  # as an error of the data
+        with readable(path):
             path.open("rb").close()
     return open_source(path, fields)
 
