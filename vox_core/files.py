@@ -95,7 +95,7 @@ def storage_errors(where: Path) -> Iterator[None]:
         raise storage_error(error, where) from error
 
 
-def storage_error(error: OSError, where: Path) -> StorageError:
+def storage_error(error: OSError, where: Path | str) -> StorageError:
     if error.errno in _FULL:
         return StorageError(
             "S001",

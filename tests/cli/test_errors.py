@@ -70,6 +70,16 @@ def test_output_to_a_full_disk_is_no_bug_of_vox(capsys) -> None:
     assert err == "error[VOX-S001]: the disk is full\n  where:    stdout\nnext: free space there\n"
 
 
+def test_a_folder_of_somebody_else_is_no_bug_of_vox(capsys) -> None:
+    """Such as a run that `vox merge` looks into."""
+    code, _, err = outcome(PermissionError(errno.EACCES, "Permission denied", "run/a.json"), capsys)
+    assert code == 1
+    assert err.startswith(
+        "error[VOX-S002]: a file could not be read or written\n  where:    run/a.json\n"
+        "  found:    Permission denied\n"
+    )
+
+
 def test_a_library_that_is_not_installed_is_no_bug_of_vox(capsys) -> None:
     code, _, err = outcome(ModuleNotFoundError("No module named 'griffe'", name="griffe"), capsys)
     assert code == 1

@@ -25,6 +25,7 @@ import click
 from vox_core.cli.lazy import UnknownCommand
 from vox_core.errors import ConfigError, PluginError, StorageError, VoxError, WorkError
 from vox_core.errors import command as command_line
+from vox_core.files import storage_error
 
 STOPPED = 130
 KEYS = ("code", "what", "where", "found", "expected", "remedy")
@@ -146,13 +147,13 @@ def _option_meant(error: click.NoSuchOption) -> str:
 
 
 def _bug(error: Exception) -> VoxError:
-    """Report an unexpected exception as a bug of vox, or as a library that is not installed."""
+    """Report an unexpected exception as a bug of vox, a missing library, or a fault of the disk."""
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("vox_"):
-        return PluginError(
-            "X001",
-            f"the Python module {error.name!r} is missing",
-            remedy="vox plugin doctor names the plugin that needs it, and the next step",
-        )
+        what = f"the Python module {error.name!r} is missing"
+        remedy = "vox plugin doctor names the plugin that needs it, and the next step"
+        return PluginError("X001", what, remedy=remedy)
+    if isinstance(error, PermissionError) and error.filename:
+        return storage_error(error, error.filename)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = error.filename or "stdout"
         return StorageError("S001", "the disk is full", where=where, remedy="free space there")

@@ -182,8 +182,7 @@ def require_free(folder: RunFolder) -> None:
 
 
 def is_worked_in(folder: Path) -> bool:
-    """Whether a process holds the folder's lock. The lock is requested shared and released at
-    once, so that two readers do not disturb one another."""
+    """Whether a process holds the folder's lock; looking shares it with others who look."""
     import fcntl
 
     try:
