@@ -286,6 +286,29 @@ def test_linux_cores_are_at_most_what_the_container_allows(
     assert cpu_probe._linux(linux(tmp_path, "avx2", quota=quota), 4).cores == cores
 
 
+@pytest.mark.parametrize(
+    ("line", "files"),
+    [
+        pytest.param("0::/slurm/job_1/step_0", ("memory.max", "cpu.max"), id="v2"),
+        pytest.param("4:memory:/slurm/job_1/step_0\n0::/", ("memory.limit_in_bytes",), id="v1"),
+        pytest.param("9:cpu,memory:/slurm/job_1/step_0", ("memory.limit_in_bytes",), id="joint"),
+    ],
+)
+def test_linux_has_what_a_job_is_allowed_by_a_group_above_its_own(
+    line: str, files: tuple[str, ...], tmp_path: Path, cpu_probe: ModuleType
+) -> None:
+    root = linux(tmp_path, "avx2")
+    (root / "proc/self").mkdir()
+    (root / "proc/self/cgroup").write_text(f"7:pids:/elsewhere\n{line}\n")
+    job = root / "sys/fs/cgroup" / ("memory" * (len(files) == 1)) / "slurm/job_1"
+    job.mkdir(parents=True)
+    for file, limit in zip(files, ("2000000000\n", "150000 100000\n"), strict=False):
+        (job / file).write_text(limit)
+    found = cpu_probe._linux(root, 4)
+    assert (found.memory_bytes, found.available_bytes) == (2_000_000_000, 2_000_000_000)
+    assert found.cores == (2 if "cpu.max" in files else 4)
+
+
 def test_macos_reports_arm_bf16_and_trains_in_float32(cpu_probe: ModuleType) -> None:
     text = (
         "machdep.cpu.brand_string: Apple M3\nhw.memsize: 17179869184\n"

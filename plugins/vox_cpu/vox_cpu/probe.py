@@ -25,11 +25,12 @@ FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16", "i8mm")
 # faster and more precise. Arm's `bf16` is reported, but not counted on.
 NATIVE_BF16 = {"avx512_bf16", "amx_bf16"}
 
-MEMORY_LIMITS = (
-    "sys/fs/cgroup/memory.max",  # cgroup v2; holds "max" where there is no limit
-    "sys/fs/cgroup/memory/memory.limit_in_bytes",  # v1; a huge number where there is none
-)
-PROCESSOR_LIMIT = "sys/fs/cgroup/cpu.max"  # v2: microseconds, or "max", and their period
+# Controller of cgroups v1, empty for v2 -> the file of its limit.
+MEMORY_LIMITS = {
+    "": "memory.max",  # holds "max" where there is no limit
+    "memory": "memory.limit_in_bytes",  # a huge number where there is none
+}
+PROCESSOR_LIMIT = "cpu.max"  # v2: microseconds, or "max", and their period
 SYSCTLS = {"hw.optional.arm.FEAT_BF16": "bf16", "hw.optional.arm.FEAT_I8MM": "i8mm"}
 
 
@@ -84,20 +85,32 @@ def hardware(found: Processor) -> dict[str, object]:
 
 
 def _linux(root: Path, cores: int) -> Processor:
-    """Read the kernel's files under `root`; a container's limits count as the totals."""
+    """Read the kernel's files under `root`; the limits of a container or of a job
+    count as the totals."""
     information = (root / "proc/cpuinfo").read_text()
     memory = dict(re.findall(r"^(\w+):\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.M))
-    limits = [int(text) for file in MEMORY_LIMITS if (text := _text(root / file)).isdigit()]
+    files = [g / file for v1, file in MEMORY_LIMITS.items() for g in _groups(root, v1)]
+    limits = [int(text) for file in files if (text := _text(file)).isdigit()]
+    quotas = [_quota(_text(group / PROCESSOR_LIMIT)) for group in _groups(root, "")]
     name = re.search(r"^model name\s*:\s*(.+)$", information, re.M)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", information, re.M)
     has = set(flags[1].split()) if flags else set()
     return Processor(
         name=name[1] if name else platform.machine(),
-        cores=min(cores, _quota(_text(root / PROCESSOR_LIMIT)) or cores),
+        cores=min(cores, *(quota or cores for quota in quotas)),
         memory_bytes=min([1024 * int(memory["MemTotal"]), *limits]),
         available_bytes=min([1024 * int(memory["MemAvailable"]), *limits]),
         features=tuple(feature for feature in FEATURES if feature in has),
     )
+
+
+def _groups(root: Path, controller: str) -> list[Path]:
+    """List this process's control group and those above it: Slurm and systemd limit a job in its
+    own, a container is limited in the topmost that it sees."""
+    top = root / "sys/fs/cgroup" / controller
+    lines = [line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines()]
+    own = [Path(path.lstrip("/")) for _, names, path in lines if controller in names.split(",")]
+    return [top, *(top / group for path in own for group in (path, *path.parents))]
 
 
 def _macos(sysctl: str, cores: int) -> Processor:
