@@ -101,9 +101,11 @@ def test_several_rewards_are_summed_by_weight(tiny, settings, rewarded, tmp_path
     names = (f"{judge}:length=0.5", f"{judge}:odd=-2")
     report = train(settings(tiny("llama"), **{**rewarded, "reward": names, "batch_size": 6}))
     told = read(report.run / "rollouts.jsonl")
-    levels = [json.loads(line)["level"] for line in rewarded_rows(rewarded)]
+    rows = [json.loads(line) for line in rewarded_rows(rewarded)]
     for line in told:
-        level = levels[line["line"] - 1]
+        row = rows[line["line"] - 1]
+        assert row["prompt"] in line["prompt"] and Path(line["file"]).is_absolute()
+        level = row["level"]
         length, odd = len(line["answer"]), level if level % 2 else None
         assert line["rewards"] == {"length": length, "odd": odd}
         assert line["reward"] == 0.5 * length - 2 * (odd or 0)
@@ -264,7 +266,7 @@ def test_rewards_that_cannot_be_had_are_refused(tiny, settings, rewarded, names,
     ("before", "after"), [(0.0, -0.5), (-0.25, -0.5), (-0.0, 0.0), (3e-16, 1e-16)]
 )
 def test_losses_that_are_not_positive_have_no_percentage(before, after):
-    assert losses(before, after) == f"{before:.4f} -> {after:.4f}"
+    assert losses(before, after) == f"{before:z.4f} -> {after:z.4f}"
 
 
 def test_the_margin_is_that_of_a_mean():

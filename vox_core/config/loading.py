@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 
 CONFIG_FILE = "vox.toml"
-FIXED = ("backend", "adapter", "dtype", "quant")
-"""Settings of a loaded model that an answer cannot change."""
 
 _FLAGS = re.compile(
     r"`[^`]*`|\bvox [a-z][^,;]*|"  # a command stays as it is
@@ -166,7 +164,7 @@ def require_keywords(kind: type[Section], names: Collection[str], *, loaded: boo
             faults=[_unknown(it, it, known, lambda name: name.replace("-", "_")) for it in unknown],
             remedy=f"correct or remove them; `vox {kind.section} --help` shows every setting",
         )
-    if loaded and (fixed := [name for name in FIXED if name in names]):
+    if loaded and (fixed := [it for it in ("backend", "adapter", "dtype", "quant") if it in names]):
         raise ConfigError(
             "C002",
             "a loaded model keeps what it was loaded with",

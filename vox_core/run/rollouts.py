@@ -12,7 +12,7 @@ Prompts, order and random numbers are functions of seed and step, so a run that 
 sampled samples the same again. With several updates on the same answers it resumes where they were
 sampled.
 
-    rollouts.jsonl    {"step", "file", "line", "answer", "reward", "tokens", "ended",
+    rollouts.jsonl    {"step", "file", "line", "prompt", "answer", "reward", "tokens", "ended",
                       "rewards": {NAME: number, or null where it says nothing}}
 
 Shape legend: N answers, R rewards, T tokens of a batch, K tokens of an answer.
@@ -250,12 +250,13 @@ class Rollouts:
         lines = []
         for index, answer in enumerate(answers):
             path, line = _place(data, answer.prompt)
-            values = {"step": step, "file": str(path), "line": line, "answer": answer.text}
+            values = {"step": step, "file": str(path.absolute()), "line": line}
+            count = len(answer.log_probs_K)
+            values |= {"prompt": self._tokenizer.decode([*answer.tokens[:-count]])}
             judged = zip(self._rewards, rewards_NR[index].tolist(), strict=True)
             told = {name: None if math.isnan(each) else each for name, each in judged}
-            values |= {"reward": rewards_N[index], "rewards": told}
-            ended = answer.tokens[-1] in self._ends
-            lines.append({**values, "tokens": len(answer.log_probs_K), "ended": ended})
+            values |= {"answer": answer.text, "reward": rewards_N[index], "rewards": told}
+            lines.append({**values, "tokens": count, "ended": answer.tokens[-1] in self._ends})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         if self._world.leads:
             files.append(self._plan.run.path / ROLLOUTS, text.encode())

@@ -226,6 +226,7 @@ def test_answers_need_caches_and_longer_documents(tiny, settings, data, monkeypa
     show(found)
     printed = capsys.readouterr().out
     assert "of 4 answers to each of 3 prompts" in printed
+    assert "rollouts.jsonl" in found.writes
     assert "supervised training in one process alone" in printed
     monkeypatch.setattr(memory_forecast, "most_rows", lambda _: 32)
     assert plan(asked).memory.parts["caches"] == 12 * longest * size

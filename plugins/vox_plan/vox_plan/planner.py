@@ -294,14 +294,9 @@ def _writes(run: RunPlan) -> tuple[str, ...]:
         result = [f"{folder.MODEL}/ (a plain checkpoint)"]
     rows = run.inputs.rows.report
     skipped = (folder.SKIPPED,) if rows and any(rows.listed) else ()
+    sampled = (folder.ROLLOUTS,) if run.contract.rollouts.answers else ()
     return (
-        *(
-            folder.PLAN,
-            folder.PREFLIGHT,
-            *skipped,
-            folder.TELEMETRY,
-            folder.RECORD,
-        ),
+        *(folder.PLAN, folder.PREFLIGHT, *skipped, folder.TELEMETRY, folder.RECORD, *sampled),
         f"{folder.CHECKPOINTS}/step-N (the newest {run.settings.keep})",
         *result,
         folder.MANIFEST,
