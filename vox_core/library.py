@@ -301,8 +301,8 @@ class Model:
             DataError: the chat template refuses a prompt, or it is too long.
         """
         if isinstance(prompts, str):
-            return "".join(self._answer(GenerateSettings, prompts, 0, sampling))
-        return [each.answer for each in self.answers(prompts, **{**sampling, "n": 1})]
+            return self.generate([prompts], **sampling)[0]
+        return [each.answer for each in self.answers(prompts, n=1, **sampling)]
 
     def answers(
         self,

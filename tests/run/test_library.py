@@ -76,6 +76,9 @@ def test_what_was_trained_answers(trained: vox.Run, tiny: Callable[..., Path]) -
         assert len({model.chat("Talk?", seed=seed, temperature=5.0) for seed in range(4)}) > 1
         with pytest.raises(ConfigError, match="load it again"):
             model.generate("Hi", dtype="bf16")
+        for prompts in ("Hi", ["Hi"]):
+            with pytest.raises(TypeError, match="'n'"):
+                model.generate(prompts, n=2)
         with pytest.raises(DataError):
             model.generate("too long " * 10_000)
     base = vox.load(tiny("llama"), dtype="fp32", max_tokens=8)
