@@ -50,6 +50,16 @@ def test_a_container_s_quota_bounds_the_threads(tmp_path, limit, expected):
     assert processors_of_quota(tmp_path) == expected
 
 
+def test_the_quota_of_a_job_is_that_of_its_own_group_or_one_above(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("1:cpu:/other\n0::/slurm/job\n")
+    limits = {"slurm/job": "max 100000\n", "slurm": "150000 100000\n", "other": "1000 100000\n"}
+    for group, limit in limits.items():
+        (tmp_path / "sys/fs/cgroup" / group).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys/fs/cgroup" / group / "cpu.max").write_text(limit)
+    assert processors_of_quota(tmp_path) == 2
+
+
 def test_a_closed_trainer_leaves_torch_the_threads_that_it_had(tiny, monkeypatch):
     had = torch.get_num_threads()
     monkeypatch.setattr(profile, "_own_threads", lambda: 2)

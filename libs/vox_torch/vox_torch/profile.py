@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,11 +71,17 @@ def keep_to_quota() -> None:
 
 
 def processors_of_quota(root: Path) -> float:
-    """Return how many processors the control group may use, rounded up; infinite without a limit.
+    """Return how many processors the control group of this process and those above it may use,
+    rounded up; infinite without a limit (cgroup v2).
 
     Args:
-        root: `/`; `sys/fs/cgroup/cpu.max` under it has microseconds and their period (cgroup v2).
+        root: `/`; `proc/self/cgroup` under it names the group, and `cpu.max` in the folder of a
+            group has microseconds and their period.
     """
-    file = root / "sys/fs/cgroup/cpu.max"
-    quota, _, period = (file.read_text() if file.is_file() else "max").partition(" ")
-    return math.inf if quota.strip() == "max" else math.ceil(int(quota) / int(period))
+    listed = root / "proc/self/cgroup"
+    named = re.search(r"^0::/(.*)$", listed.read_text() if listed.is_file() else "", re.M)
+    own = Path(named[1] if named else "")
+    files = [root / "sys/fs/cgroup" / group / "cpu.max" for group in (own, *own.parents)]
+    limits = [file.read_text().split() for file in files if file.is_file()]
+    quotas = [math.ceil(int(quota) / int(period)) for quota, period in limits if quota != "max"]
+    return min(quotas, default=math.inf)
