@@ -189,9 +189,9 @@ class VoxError(Exception):
         return type(self)(self.code.removeprefix("VOX-"), **{**given, **changes})
 
     def respell(self, spelling: Callable[[str], str]) -> None:
-        """Change the text of every part."""
-        for name in ("what", "where", "found", "expected", "remedy"):
-            if (text := getattr(self, name)) is not None:
+        """Change vox's own words: all but a place other than a flag, and what was found."""
+        for name in ("what", "where", "expected", "remedy"):
+            if (text := getattr(self, name)) and (name != "where" or text.startswith("-")):
                 setattr(self, name, spelling(text))
         self.args, self.faults = (self.what,), tuple(map(spelling, self.faults))
 

@@ -280,6 +280,7 @@ class Model:
         self.close = close
         self._opened, self._settings, self._said, self._config = opened, settings, said, config
 
+    @in_python
     def chat(self, messages: Messages, **sampling: Any) -> str:
         """Answer a message or a conversation, with the sampling settings of `[chat]`.
 
@@ -293,6 +294,7 @@ class Model:
     @overload
     def generate(self, prompts: Sequence[Messages], **sampling: Any) -> list[str]: ...
 
+    @in_python
     def generate(self, prompts: str | Sequence[Messages], **sampling: Any) -> str | list[str]:
         """Answer a prompt, or many at once, with the sampling settings of `[generate]`; greedy by
         default.
@@ -334,6 +336,7 @@ class Model:
                 self._opened, asked, settings, n=settings.n, out=path, observe=observe
             )
 
+    @in_python
     def stream(self, messages: Messages, *, row: int = 0, **sampling: Any) -> Answer:
         """Yield an answer in pieces as they are generated, with token counts.
 
@@ -341,7 +344,7 @@ class Model:
             row: index of the answer; each row samples a different one, unless decoding is greedy.
         """
         answer = self._answer(type(self._settings), messages, row, sampling)
-        answer.keeps = self
+        answer.model = self
         return answer
 
     def __enter__(self) -> Self:
@@ -414,7 +417,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     value = value.tolist() if hasattr(value, "tolist") else value
-    value = sorted(value) if isinstance(value, set | frozenset) else value
+    value = sorted(value, key=str) if isinstance(value, set | frozenset) else value
     return tuple(map(_plain, value)) if isinstance(value, list | tuple | Iterator) else value
 
 

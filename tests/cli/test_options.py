@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.services import Training
 from vox_core.cli.options import options_of
-from vox_core.config import TrainSettings, is_table, load_settings
+from vox_core.config import GenerateSettings, TrainSettings, is_table, load_settings
 from vox_core.config.loading import PEERS
 from vox_core.errors import ConfigError
 from vox_core.host.discover import known_plugins
@@ -238,6 +238,9 @@ def test_a_model_of_vox_toml_is_beside_it_if_it_is_a_path(written, found, tmp_pa
     file.write_text(f'[train]\nmodel = "{written}"\nteacher = "{written}"\n')
     settings = load_settings(TrainSettings, {}, file=file)
     assert settings.model == settings.teacher == found.format(tmp_path)
+    file.write_text('[generate]\nsystem = "./run.sh lists files"\nstop = "./"\n')
+    kept = load_settings(GenerateSettings, {}, file=file)
+    assert (kept.system, kept.stop) == ("./run.sh lists files", ("./",)), "texts stay"
 
 
 @pytest.mark.parametrize("given", [len, [len], ["exact", len], 3])

@@ -34,7 +34,7 @@ from vox_core.errors import InputError, TrainingError, WorkError
 from vox_core.run import checkpoint
 from vox_core.run.learner import Learner
 from vox_core.run.run_plan import plan_run
-from vox_core.run.session import STOPPING, StoppedAtOnce
+from vox_core.run.session import STOPPING, StoppedAtOnce, StopSignal
 from vox_core.run.telemetry import Telemetry
 from vox_core.run.train import train
 from vox_torch.train import TorchTrainer
@@ -413,6 +413,16 @@ def test_max_time(made, whole, monkeypatch):
 
 
 TERM, HUP = signal.SIGTERM, signal.SIGHUP
+
+
+def test_the_second_signal_of_a_closed_terminal_interrupts_nothing():
+    told = []
+    stop = StopSignal(lambda: told.append("stopping"))
+    for number in (HUP, HUP):
+        stop.caught(number, None)
+    assert stop() and told
+    with pytest.raises(KeyboardInterrupt):
+        stop.caught(TERM, None)
 
 
 @pytest.mark.parametrize(

@@ -265,13 +265,14 @@ def test_settings_may_be_of_numpy_and_of_any_collection(
     tiny: Callable[..., Path], data: Path, tmp_path: Path
 ) -> None:
     settings = {"model": tiny("llama"), "data": data, **QUICK, "method": "lora"}
-    plain = vox.plan(**settings, targets=["q_proj", "v_proj"], seed=7, max_steps=2)
+    same = vox.plan(**settings, targets=["q_proj", "v_proj"], seed=7, max_steps=2).settings
+    assert same["targets"] == ["q_proj", "v_proj"] and same["seed"] == 7
     numbers = {"rank": np.int64(4), "lr": np.float64(1e-2), "seed": np.array(7)}
     for targets in (
         {"v_proj", "q_proj"}, iter(["q_proj", "v_proj"]), np.array(["q_proj", "v_proj"])
     ):  # fmt: skip
         given = {**settings, **numbers, "max_steps": np.int32(2), "targets": targets}
-        assert vox.plan(**given).digest == plain.digest
+        assert vox.plan(**given).settings == same
     with vox.load(tiny("llama"), max_tokens=np.int64(2)) as model:
         assert model.generate("Talk?", temperature=np.float32(0)) == model.generate("Talk?")
 
@@ -308,26 +309,14 @@ def test_errors_name_keywords_and_those_of_a_command_flags(
     (fault,) = refused(dataset_text_field="body").faults
     assert fault.endswith("map the column: `fields` text=NAME")
     assert "vox train --resume RUN" in refused(resume="auto").remedy, "a command stays one"
+    absent = data / "run--lr-O/absent.jsonl"
+    assert refused(data=absent).where == str(absent), "a path stays one"
+    with vox.load(tiny("llama")) as model, pytest.raises(VoxError) as caught:
+        model.generate("Hi", top_p=5)
+    assert caught.value.faults[0].startswith("top_p = 5")
     arguments = ["train", str(data), "--model", str(tiny("llama")), "--targets", "nope"]
     assert failures.run(root, [*arguments, "--backend", "cpu"]) == 2
     assert "or --targets all-linear" in capfd.readouterr().err
-
-
-def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
-    tiny: Callable[..., Path], data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("time.strftime", lambda _: "now")
-    model = tiny("llama")
-
-    def train(_: int) -> vox.Run:
-        return vox.train(model=model, data=data, max_steps=1, **QUICK)
-
-    with ThreadPoolExecutor(3) as threads:
-        runs = [*threads.map(train, range(3))]
-    runs.append(train(3))
-    assert len({run.path for run in runs}) == len({*Path("runs").iterdir()}) == 4
-    assert Path("runs/base-now") in [run.path for run in runs]
-    assert all(run.losses == runs[0].losses for run in runs)
 
 
 def test_errors_and_runs_are_pickled(trained: vox.Run) -> None:

@@ -67,7 +67,8 @@ class Command(click.Command):
         titles = (*self.sections, "Options")
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
         for parameter in self.get_params(ctx):
-            if (record := parameter.get_help_record(ctx)) and record[1]:
+            record = parameter.get_help_record(ctx)
+            if record and (record[1] or isinstance(parameter, click.Option)):
                 rows[heading.get(parameter.name or "", "Options")].append(record)
         for title, records in rows.items():
             with formatter.section(title):

@@ -42,10 +42,13 @@ if TYPE_CHECKING:
 
 
 CONFIG_FILE = "vox.toml"
+_MODELS = ("model", "adapter", "teacher", "against")
+"""Settings that may be a folder, an id or a name."""
 
 _FLAGS = re.compile(
     r"`[^`]*`|\bvox [a-z][^,;]*|"  # a command stays as it is
-    r"--(?P<flag>[a-z]+(?:-[a-z]+)*)|(?P<option>-O\b)|^(?P<key>[a-z-]+)(?=[.\d]* = )"
+    r"(?<![\w/.'\"-])(?:--(?P<flag>[a-z]+(?:-[a-z]+)*)|(?P<option>-O\b))|"
+    r"^(?P<key>[a-z-]+)(?=[.\d]* = )"
 )
 _stand_in: ContextVar[Path | None] = ContextVar("stand_in", default=None)
 S = TypeVar("S", bound=Section)
@@ -72,10 +75,12 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
 
 def _keyword(found: re.Match[str]) -> str:
     known = {name for kind in SECTIONS for name in kind.model_fields} | {"config", "plan"}
-    said = "objective-option" if found["option"] else found["flag"] or found["key"] or ""
-    name = said.replace("-", "_")
-    name = name if name in known else f"{name}s"
-    return found[0] if name not in known else name if found["key"] else f"`{name}`"
+    if found["option"]:
+        return "`objective_options`"
+    spelt = (found["flag"] or found["key"] or "").replace("-", "_")
+    for name in known.intersection((spelt, f"{spelt}s")):  # --field belongs to the table `fields`
+        return name if found["key"] else f"`{name}`"
+    return found[0]
 
 
 @contextmanager
@@ -250,7 +255,7 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
         annotation = str(kind.model_fields[name].annotation)
         # A keyword, such as `auto`, is no path.
         is_path = re.search("Path|DataSource", annotation) and f"'{value}'" not in annotation
-        if is_path or str(value).startswith(("./", "../")):  # such as a model
+        if is_path or (name in _MODELS and str(value).startswith(("./", "../"))):
             found[name] = seen_from(folder, value)
         elif name == "reward":
             found[name] = [seen_from(folder, x) if ":" in str(x) else x for x in one_or_many(value)]

@@ -10,7 +10,6 @@ call that is not.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vox_core import bounded_json, files
+from vox_core import bounded_json
 from vox_core.errors import AdapterError, OutputError
 from vox_core.files import (
     append,
@@ -108,29 +107,9 @@ def not_a_run(where: Path, found: object) -> AdapterError:
 
 
 def default_path(model: str) -> Path:
-    """Return `runs/MODEL-TIME`, for a run without `--out`, with a number behind it if need be."""
+    """Return `runs/MODEL-TIME`, for a run without `--out`."""
     name = re.sub(r"[^\w.-]+", "-", model.rstrip("/").rpartition("/")[2]).strip("-.") or "model"
-    path = Path("runs") / f"{name[:99]}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return next(each for each in _alike(path) if not each.exists())
-
-
-def reserved(run: RunFolder) -> RunFolder:
-    """Make the folder, or one alike where another process has made it since it was planned."""
-    for path in _alike(run.path):
-        make_folder(path.parent)
-        try:
-            files.calls.mkdir(path)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise unwritable(path, error) from error
-        return RunFolder(path)
-    raise AssertionError
-
-
-def _alike(path: Path) -> Iterator[Path]:
-    yield path
-    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def numbered(parent: Path) -> list[Path]:
@@ -182,7 +161,8 @@ def require_free(folder: RunFolder) -> None:
 
 
 def is_worked_in(folder: Path) -> bool:
-    """Whether a process holds the folder's lock; looking shares it with others who look."""
+    """Whether a process holds the folder's lock. The lock is requested shared and released at
+    once, so that two readers do not disturb one another."""
     import fcntl
 
     try:

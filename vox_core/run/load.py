@@ -57,25 +57,28 @@ Message: TypeAlias = "Mapping[str, Any]"
 """`role` and `content`, and what else the chat template reads."""
 
 
-class Answer:
+class Answer(Iterator[str]):
     """The text of an answer, in pieces as they come; the end-of-turn token is not part of it.
 
     Attributes:
         prompt_tokens: length of the rendered conversation.
         completion_tokens: how many tokens were generated so far, the end-of-turn token not counted.
         finish_reason: `stop` once the model ended its turn or a stop text came, else `length`.
-        keeps: what must stay open while the answer is read.
+        model: kept from being collected, which closes it, while the answer is read.
     """
 
-    keeps: object = None
+    model: object = None
 
-    def __init__(self, prompt_tokens: int, pieces: Callable[[Answer], Iterator[str]]) -> None:
+    def __init__(self, prompt_tokens: int, pieces: Iterator[tuple[str, int, Finish]]) -> None:
         self.prompt_tokens, self.completion_tokens = prompt_tokens, 0
         self.finish_reason: Finish = "length"
-        self._pieces = pieces(self)
+        self._pieces = pieces
 
-    def __iter__(self) -> Iterator[str]:
-        return self._pieces
+    def __next__(self) -> str:
+        piece = ""
+        while not piece:
+            piece, self.completion_tokens, self.finish_reason = next(self._pieces)
+        return piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +168,12 @@ class OpenModel:
         question = self.question(messages, row, settings)
         text = self._text(question)
 
-        def pieces(answer: Answer) -> Iterator[str]:
+        def pieces() -> Iterator[tuple[str, int, Finish]]:
             for token in self._generator.generate([self._prompt(question, text)]):
-                answer.completion_tokens = text.tokens
-                answer.finish_reason = token.finish or "length"
-                if piece := text.take(everything=token.finish is not None):
-                    yield piece
+                piece = text.take(everything=token.finish is not None)
+                yield piece, text.tokens, token.finish or "length"
 
-        return Answer(len(question.tokens), pieces)
+        return Answer(len(question.tokens), pieces())
 
     def replies(
         self, questions: Sequence[Question], *, log_probs: bool = False

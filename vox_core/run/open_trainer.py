@@ -165,6 +165,7 @@ class OpenTrainer:
         groups = with_samples(places, documents, chosen, rewards)
         return self._gradients.add(batches, groups, chosen, self.step + 1)
 
+    @in_python
     def optim_step(
         self,
         lr: float | None = None,
@@ -297,6 +298,7 @@ class OpenTrainer:
         stack.callback(shared.learners.remove, name)
         return made
 
+    @in_python
     def save(self, path: str | Path) -> Path:
         """Write the adapter to a new folder that vox and PEFT load.
 
@@ -320,6 +322,7 @@ class OpenTrainer:
         require_same_adapter(adapter, self._plan, reference)
         self._replace(TrainState(0, adapter))
 
+    @in_python
     def save_state(self, folder: str | Path) -> Path:
         """Write adapter, optimizer state and step to `folder/step-N`; gradients are not kept."""
         return self._shared.save_state(Path(folder), self._plan, self.state)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,7 +93,8 @@ class Function(Objective):
     def weigh(self, groups: Sequence[Group], totals: Totals) -> Weighed:
         log_probs = [side.log_probs_K for (side,) in groups]
         given = self._function(log_probs)
-        size = len(given) if isinstance(given, Sized) else -1  # type: ignore[redundant-expr]
+        several = isinstance(given, Sized) and getattr(given, "shape", None) != ()  # type: ignore[redundant-expr]
+        size = len(given) if several else -1
         if size != len(log_probs):
             raise _wrong_weights(f"{given!r:.60} for {len(log_probs)} documents")
         loss, weights = 0.0, []
@@ -223,20 +225,22 @@ def _as_they_are(items: Sequence[Document], objective: Objective | None) -> list
 
 
 def _checked(item: Document, number: int) -> encode.Document:
-    tokens_T = (tokens := np.asarray(item.tokens)).astype(np.int32)
+    what = f"document {number} cannot be trained on"
+    try:
+        tokens_T = np.array([*map(operator.index, item.tokens)], np.int32)
+    except (TypeError, OverflowError) as error:
+        raise _unusable("D003", what, "tokens that are no ids") from error
     weights = np.ones(len(tokens_T)) if item.weights is None else item.weights
     weights_T = np.array(weights, np.float32)
     fault = ""
-    if tokens_T.ndim != 1 or len(tokens_T) < 2:
+    if len(tokens_T) < 2:
         fault = f"tokens of shape {tokens_T.shape}, expected two or more"
-    elif not (tokens == tokens_T).all():
-        fault = "tokens that are no ids"
     elif weights_T.shape != tokens_T.shape:
         fault = f"{len(tokens_T)} tokens with weights of shape {weights_T.shape}"
     elif not np.isfinite(weights_T).all() or not weights_T[1:].any():
         fault = "weights that are not finite, or all zero"
     if fault:
-        raise _unusable("D003", f"document {number} cannot be trained on", fault)
+        raise _unusable("D003", what, fault)
     weights_T[0] = 0
     return encode.Document(tokens_T, weights_T, ROWS, number, 0)
 

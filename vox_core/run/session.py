@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -178,8 +177,6 @@ class Session:
                 observers = stack.enter_context(
                     contextlib.closing(Observers(seen=plan.inputs.seen))
                 )
-                if plan.fresh and plan.settings.out is None:
-                    plan = replace(plan, run=folder.reserved(plan.run))
                 left = stack.enter_context(folder.locked(plan.run))
                 if plan.fresh and not resume.is_new(plan.run):  # made since it was planned
                     files.require_absent(plan.run.path)

@@ -22,7 +22,6 @@ from libs.vox_torch.tests.jobs import (
 from vox_core.contract import Step, StepSkipped, TrainState
 from vox_core.run.learner import micro_batch_seed
 from vox_testing.tiny import FAMILIES
-from vox_torch import profile
 from vox_torch.base import load_base
 from vox_torch.layout import rows
 from vox_torch.loss import weighted_nll
@@ -60,9 +59,9 @@ def test_the_quota_of_a_job_is_that_of_its_own_group_or_one_above(tmp_path):
     assert processors_of_quota(tmp_path) == 2
 
 
-def test_a_closed_trainer_leaves_torch_the_threads_that_it_had(tiny, monkeypatch):
+def test_a_closed_trainer_leaves_torch_the_threads_that_it_had(tiny):
     had = torch.get_num_threads()
-    monkeypatch.setattr(profile, "_own_threads", lambda: 2)
+    torch.set_num_threads(2)
     made = dataclasses.replace(plan(tiny("llama")), tuning={"threads": "half"})
     try:
         trainer, _ = open_trainer(tiny("llama"), made)

@@ -10,10 +10,10 @@ value:
 
 from __future__ import annotations
 
-import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,22 +43,20 @@ def wants_rows(tuning: Mapping[str, str]) -> bool:
     return tuning.get("layout") == "padded"
 
 
-def set_threads(tuning: Mapping[str, str]) -> None:
-    """Set torch's number of threads by the knob; without it, as it was before the first run."""
+@contextmanager
+def threads(tuning: Mapping[str, str]) -> Iterator[None]:
+    """Have torch's number of threads by the knob within the block."""
     import torch
 
-    own = _own_threads()
-    wanted = max(1, own // 2) if tuning.get("threads") == "half" else own
-    if torch.get_num_threads() != wanted:
-        torch.set_num_threads(wanted)
-
-
-@functools.cache
-def _own_threads() -> int:
-    """Return torch's number of threads before the first run of this process."""
-    import torch
-
-    return torch.get_num_threads()
+    own = torch.get_num_threads()
+    if tuning.get("threads") != "half":
+        yield
+        return
+    torch.set_num_threads(max(1, own // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
 
 
 def keep_to_quota() -> None:

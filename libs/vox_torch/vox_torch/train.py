@@ -10,7 +10,7 @@ import gc
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -36,7 +36,7 @@ from vox_torch.load import SMALLER, TorchModel
 from vox_torch.lora import Sharing, fuse
 from vox_torch.memory import Shortage, give_back
 from vox_torch.optimizer import MasterAdamW
-from vox_torch.profile import DeviceProfile, set_threads, wants_rows
+from vox_torch.profile import DeviceProfile, threads, wants_rows
 from vox_torch.ranks import Ranks
 from vox_torch.shards import Shards
 
@@ -82,7 +82,8 @@ class TorchTrainer(TorchModel, Trainer):
         self._learners: dict[str, MasterAdamW] = {}
         self._fused = True
         self._sharing: Sharing | None = None
-        set_threads(job.plan.tuning)
+        self._threads = ExitStack()
+        self._threads.enter_context(threads(job.plan.tuning))
         self._ranks = Ranks(context.world) if context.world.size > 1 else None
         self._shards = Shards(self._ranks) if self._ranks and job.shard else None
         with self._memory.final():
@@ -171,7 +172,7 @@ class TorchTrainer(TorchModel, Trainer):
         self._learners.clear()
         if self._shards:
             self._shards.close()
-        set_threads({})
+        self._threads.close()
         super().close()
 
     @contextmanager

@@ -470,13 +470,14 @@ def test_padded_rows_are_what_was_asked_for(prepared, monkeypatch):
     assert set(Stopwatch(made).measure(rows, [2048], 1)) == {2048}
 
 
-def test_threads_are_as_torch_had_them_unless_half_are_wanted(monkeypatch):
+def test_threads_are_as_torch_had_them_unless_half_are_wanted():
     had = torch.get_num_threads()
-    monkeypatch.setattr(knobs, "_own_threads", lambda: 2)
+    torch.set_num_threads(2)
     try:
         for value, expected in (("half", 1), ("default", 2)):
-            knobs.set_threads({"threads": value})
-            assert torch.get_num_threads() == expected
+            with knobs.threads({"threads": value}):
+                assert torch.get_num_threads() == expected
+            assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(had)
 

@@ -99,7 +99,7 @@ def watch(ctx: click.Context, run: Path) -> None:
 
 @runs.command("compare", params=[_path("a"), _path("b"), json_option()])
 def compare(a: Path, b: Path, as_json: bool) -> None:
-    """Compare the settings and validation losses of runs A and B."""
+    """Compare the settings and validations of runs A and B."""
     from vox_runs.compare import compare as compared
 
     found = compared(a, b)
