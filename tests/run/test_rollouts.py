@@ -82,7 +82,7 @@ def test_a_validation_has_the_mean_reward_with_its_interval(tiny, settings, rewa
         assert 0 < line["reward_margin"] <= 1.96 * 1.5 / 5**0.5
     card = (report.run / "README.md").read_text()
     before, after = (f"{line['reward']:.4f}" for line in found)
-    assert f"| held-out reward | {before} -> {after} |" in card
+    assert f"| validation reward | {before} -> {after} |" in card
     assert "| objective | grpo, reward judge.py:length, 2 answers to a prompt" in card
 
 

@@ -111,8 +111,8 @@ def _left(until: float) -> float:
 
 @contextmanager
 def handled(handler: Any, *signals: signal.Signals) -> Iterator[None]:
-    """Have a handler for some signals; only the main thread gets any, elsewhere nothing changes.
-    SIGHUP stays ignored where it is, as under nohup."""
+    """Install a handler for some signals within the block; in other threads than the main one, do
+    nothing. SIGHUP stays ignored where it is, as under nohup."""
     mine = threading.current_thread() is threading.main_thread()
     kept = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else []
     taken = [number for number in signals if mine and number not in kept]

@@ -320,7 +320,7 @@ def card(run: RunPlan, step: int, before: float | None, after: float | None) -> 
     contract, adapter, optimizer = plan.contract, plan.contract.adapter, plan.contract.optimizer
     whole, rewarded = adapter.method == "full", bool(contract.rollouts.rewards)
     kind = f"rank {adapter.rank}, alpha {adapter.alpha:g}, {len(plan.modules)} modules, "
-    held_out = losses(before, after, rewarded=rewarded)
+    validated = losses(before, after, rewarded=rewarded)
     rows = {
         "base model": f"{model.id} ({model.model_type})",
         "objective": _objective(contract),
@@ -333,7 +333,7 @@ def card(run: RunPlan, step: int, before: float | None, after: float | None) -> 
         "seed": str(contract.seed),
         "backend": f"{plan.backend} {plan.backend_version}, {plan.dtype}",
         "quantisation of the base": contract.quant,
-        f"held-out {'reward' if rewarded else 'loss'}": held_out or "not measured",
+        f"validation {'reward' if rewarded else 'loss'}": validated or "not measured",
         "contract": f"`{contract.digest}`",
     }
     weights = ""

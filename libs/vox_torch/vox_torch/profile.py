@@ -77,7 +77,8 @@ def processors_of_quota(root: Path) -> float:
             group has microseconds and their period.
     """
     listed = root / "proc/self/cgroup"
-    named = re.search(r"^0::/(.*)$", listed.read_text() if listed.is_file() else "", re.M)
+    text = listed.read_text(errors="surrogateescape") if listed.is_file() else ""
+    named = re.search(r"^0::/(.*)$", text, re.M)
     own = Path(named[1] if named else "")
     files = [root / "sys/fs/cgroup" / group / "cpu.max" for group in (own, *own.parents)]
     limits = [file.read_text().split() for file in files if file.is_file()]

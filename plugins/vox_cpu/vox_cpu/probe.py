@@ -139,7 +139,7 @@ def _quota(limit: str) -> int | None:
 
 
 def _text(file: Path) -> str:
-    return file.read_text().strip() if file.is_file() else ""
+    return file.read_text(errors="surrogateescape").strip() if file.is_file() else ""
 
 
 def _gigabytes(size: int | None, what: str) -> str | None:

@@ -205,6 +205,10 @@ REASONS = {
         digests("t", "v", rollouts={"rewards": ["exact"]}),
         digests("t", "v", rollouts={"rewards": ["regex"]}),
     ),
+    "rewards; training losses 3.0000 and 2.0000": (
+        digests("t", "v", rollouts={"rewards": ["exact"], "tokens": 8}),
+        digests("t", "v", rollouts={"rewards": ["exact"], "tokens": 9}),
+    ),
 }
 
 
@@ -217,6 +221,19 @@ def test_no_run_is_better_by_other_data(said: str) -> None:
     assert said in found.why and found.why.startswith("no verdict: ")
     a.held_out = []
     assert "run has no validation; " in verdict(a, b, *REASONS[said]).why
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"objective": {"name": "sft", "options": {}}, "rollouts": {"teacher": ""}}),
+        ({"rollouts": {"rewards": ["a", "b"]}}, {"rollouts": {"rewards": ["b", "a"]}}),
+    ],
+)
+def test_the_same_measure_may_be_written_in_another_way(one, other) -> None:
+    a, b = summed(run="a", held_out=[(1, 1.0)]), summed(run="b", held_out=[(1, 2.0)])
+    found = verdict(a, b, digests("t", "v", **one), digests("t", "v", **other))
+    assert found.better == "a"
 
 
 def test_a_comparison_names_each_field_and_trusts_no_other_held_out_rows(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Compare two runs: differing contract fields, and the better validation.
 
 Only validations decide, on the same data (equal `data.valid_digest`) and by the same objective with
-its options, or by the same rewards: those of the written
-adapters, if a run wrote its best (`--load-best-at-end`); else those at the last common step; else
-the last of each. Without them there is no winner, because a run that memorises its examples has a
-lower training loss: mean training losses up to the same step are shown with the reason.
+the options that were given, or by the same rewards: the validations of the written adapters, if a
+run wrote its best (`--load-best-at-end`); else those at the last common step; else the last of
+each. Without them there is no winner, because a run that memorises its examples has a lower
+training loss: mean training losses up to the same step are shown with the reason.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 from vox_core.api.runs import PLAN, Curve, RunFolder, Summary, differences, read_run
 from vox_core.errors import AdapterError
 
+_SFT = {"name": "sft", "options": {}}
 LAST = 20
 """Steps whose mean loss is taken, or a tenth of those both have taken, if that is fewer."""
 
@@ -184,9 +185,12 @@ def plan_part(folder: Path, name: str) -> Mapping[str, Any] | None:
 
 
 def _measure(contract: Mapping[str, Any]) -> object:
-    """Return what a validation measures: the rewards, or the objective and its teacher."""
+    """Return what a validation measures: the rewards of answers of a length, or the objective and
+    its teacher."""
     rollouts = _part(contract, "rollouts")
-    return rollouts.get("rewards") or (contract.get("objective"), rollouts.get("teacher"))
+    if isinstance(rewards := rollouts.get("rewards"), list) and rewards:
+        return sorted(map(str, rewards)), rollouts.get("tokens")
+    return _part(contract, "objective") or _SFT, rollouts.get("teacher") or ""
 
 
 def _part(contract: Mapping[str, Any], name: str) -> Mapping[str, Any]:
