@@ -151,13 +151,13 @@ def _offered(entry: PluginEntry, tags: Collection[str]) -> Listed:
 
 
 def _facts(plugin: Found) -> dict[str, Any]:
-    declared = TypeAdapter(type(plugin.manifest)).dump_python
+    schema = TypeAdapter(type(plugin.manifest))
     return {
         "distribution": plugin.distribution,
         "version": plugin.version,
         "entry_point": plugin.entry_point.value,
         "folder": str(plugin.folder) if plugin.folder else None,
-        "manifest": declared(plugin.manifest, exclude_defaults=True),
+        "manifest": schema.dump_python(plugin.manifest, exclude_defaults=True),
         "fault": str(plugin.fault) if plugin.fault else None,
         "warning": plugin.mismatch or None,
     }
