@@ -284,13 +284,9 @@ def unwritable(path: Path, error: OSError) -> OutputError | StorageError:
     """Return the error for a folder `path` that could not be created."""
     if error.errno in _FULL:
         return storage_error(error, path)
-    return OutputError(
-        "O002",
-        "the output folder cannot be written",
-        where=path,
-        found=error.strerror,
-        remedy="choose a folder that you can write to, with --out",
-    )
+    what = "the output folder cannot be written"
+    remedy = "choose a folder that you can write to, with --out"
+    return OutputError("O002", what, where=path, found=error.strerror, remedy=remedy)
 
 
 def require_absent(path: Path, remedy: str = "choose another one with --out") -> None:

@@ -344,13 +344,9 @@ def _open_shards(folder: Path, where: Mapping[str, str]) -> dict[str, Safetensor
 
 
 def _bad_index(path: Path, faults: Iterable[str]) -> ModelError:
-    return ModelError(
-        "M002",
-        "the index of the weights does not fit the folder",
-        where=path,
-        faults=tuple(faults),
-        remedy="download the whole model again, every shard that the index names",
-    )
+    what = "the index of the weights does not fit the folder"
+    remedy = "download the whole model again, every shard that the index names"
+    return ModelError("M002", what, where=path, faults=tuple(faults), remedy=remedy)
 
 
 def _no_weights(folder: Path) -> ModelError:

@@ -227,12 +227,9 @@ def _may_drive(judged: Judged, accelerator: Accelerator) -> bool:
 def _none_installed(environment: Surroundings) -> BackendError:
     fitting = [each.backend for each in environment.accelerators]
     example = next((name for name in [*fitting, "cpu"] if name in environment.known), "")
-    return BackendError(
-        "B001",
-        "no backend is installed",
-        found="no installed plugin has [capabilities]",
-        remedy=_install(example, environment),
-    )
+    what = "no backend is installed"
+    remedy = _install(example, environment)
+    return BackendError("B001", what, found="no installed plugin has [capabilities]", remedy=remedy)
 
 
 def _none_usable(

@@ -215,14 +215,9 @@ def failure(
     doing: str, environment: Environment, found: str, faults: Sequence[str] = ()
 ) -> WorkError:
     """Return the error for a change that failed and was undone (I008)."""
-    return WorkError(
-        "I008",
-        f"could not {doing}; the environment is as it was",
-        where=environment,
-        found=found,
-        faults=faults,
-        remedy="mend what is named, and run again",
-    )
+    what = f"could not {doing}; the environment is as it was"
+    remedy = "mend what is named, and run again"
+    return WorkError("I008", what, where=environment, found=found, faults=faults, remedy=remedy)
 
 
 def find_uv() -> str:

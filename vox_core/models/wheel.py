@@ -130,11 +130,6 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _not_pinned(where: object, found: str, expected: str) -> ModelError:
-    return ModelError(
-        "M006",
-        "a downloaded file does not have the pinned SHA-256",
-        where=where,
-        found=found,
-        expected=expected,
-        remedy="do not use it; fetch it again from an index that you trust",
-    )
+    what = "a downloaded file does not have the pinned SHA-256"
+    remedy = "do not use it; fetch it again from an index that you trust"
+    return ModelError("M006", what, where=where, found=found, expected=expected, remedy=remedy)

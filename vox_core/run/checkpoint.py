@@ -161,13 +161,9 @@ def read_json(folder: Path, name: str, kind: type[J]) -> J:
 
 def damaged(folder: Path, why: str) -> PlanError:
     """The error for a checkpoint that cannot be used; `found` says why."""
-    return PlanError(
-        "P003",
-        "a checkpoint is damaged",
-        where=folder,
-        found=why,
-        remedy="go on from an older one: vox train --resume RUN passes over what is damaged",
-    )
+    what = "a checkpoint is damaged"
+    remedy = "go on from an older one: vox train --resume RUN passes over what is damaged"
+    return PlanError("P003", what, where=folder, found=why, remedy=remedy)
 
 
 def _plain_size(path: Path) -> int:

@@ -179,13 +179,9 @@ def is_worked_in(folder: Path) -> bool:
 
 
 def _held(folder: RunFolder) -> OutputError:
-    return OutputError(
-        "O003",
-        "another process is working in this run folder",
-        where=folder.path,
-        found=_owner(folder),
-        remedy="wait until it has ended, or stop it; or choose another folder with --out",
-    )
+    what = "another process is working in this run folder"
+    remedy = "wait until it has ended, or stop it; or choose another folder with --out"
+    return OutputError("O003", what, where=folder.path, found=_owner(folder), remedy=remedy)
 
 
 def _owner(folder: RunFolder) -> str:

@@ -402,12 +402,9 @@ def prompt_text(
         template = chat_template(tokenizer, source)
         return template.render([*whole, *messages], generation_prompt=True), False
     except TemplateFault as error:
-        raise DataError(
-            "D005",
-            "the chat template cannot render the conversation",
-            found=error,
-            remedy="leave out --system; some templates have no place for it",
-        ) from error
+        what = "the chat template cannot render the conversation"
+        remedy = "leave out --system; some templates have no place for it"
+        raise DataError("D005", what, found=error, remedy=remedy) from error
 
 
 @contextmanager

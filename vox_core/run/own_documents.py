@@ -163,12 +163,9 @@ def objective_named(
 
 
 def _exclude(what: str, why: str) -> ConfigError:
-    return ConfigError(
-        "C004",
-        f"{what} and this objective exclude each other: {why}",
-        where="forward_backward",
-        remedy=f"leave out {what}, or the objective",
-    )
+    what = f"{what} and this objective exclude each other: {why}"
+    remedy = f"leave out {what}, or the objective"
+    return ConfigError("C004", what, where="forward_backward", remedy=remedy)
 
 
 def documents_of(

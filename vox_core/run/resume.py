@@ -219,13 +219,9 @@ def load_previous(settings: TrainSettings) -> PreviousRun | None:
         _require_no_checkpoint(run.path)
     previous = PreviousRun(run, plan_of(run))
     if not auto and settings.out is not None:
-        raise ConfigError(
-            "C004",
-            "a resumed run goes on in its own folder",
-            where="--out",
-            found=settings.out,
-            remedy="leave out --out",
-        )
+        what = "a resumed run goes on in its own folder"
+        remedy = "leave out --out"
+        raise ConfigError("C004", what, where="--out", found=settings.out, remedy=remedy)
     return previous
 
 
