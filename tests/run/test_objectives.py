@@ -284,6 +284,18 @@ def test_an_objective_that_raises_is_named_with_its_line():
     assert caught.value.found == f"ValueError: odd ({__file__}, line {line})"
 
 
+def test_a_result_of_another_type_is_the_objectives_fault():
+    class Odd(Sum):
+        def weigh(self, groups, totals):
+            return 0.0, []
+
+    batches, groups = cut_groups(documents([(5, 9)]), 100)
+    scores = [np.zeros(len(batch.tokens_T), "f4") for batch in batches]
+    with pytest.raises(PluginError, match="objective 'Odd' failed in weigh") as caught:
+        weigh(Odd(), batches, groups, scores, totals_of(batches, groups))
+    assert caught.value.found == "TypeError: it returned a tuple, expected Weighed"
+
+
 # --- rollouts -------------------------------------------------------------------------------------
 
 

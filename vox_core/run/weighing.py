@@ -103,7 +103,10 @@ def weigh(
     ]
     guard = foreign_errors(type(objective).__name__, "weigh", "objective")
     with guard if objective.foreign else contextlib.nullcontext():
-        weighed = objective.weigh(sides, totals)
+        weighed: object = objective.weigh(sides, totals)
+        if not isinstance(weighed, Weighed):
+            raise TypeError(f"it returned a {type(weighed).__name__}, expected Weighed")
+        loss = float(weighed.loss)
     weights = [np.zeros(batch.targets_T.shape, np.float32) for batch in batches]
     _require_shapes(objective, weighed, sides)
     for group, of_group in zip(groups, weighed.weights, strict=True):
@@ -112,7 +115,7 @@ def weigh(
             weights[place.batch][place.extent][trained_T] = weights_K
     metrics = {name: float(value) for name, value in weighed.metrics.items()}
     counts = {name: weighed.counts.get(name, len(groups)) for name in metrics}
-    return StepWeights(float(weighed.loss), metrics, counts, weights)
+    return StepWeights(loss, metrics, counts, weights)
 
 
 def by_batch(groups: Groups, batches: int) -> Iterator[list[tuple[Place, ...]]]:
