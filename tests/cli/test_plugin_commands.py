@@ -45,6 +45,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     monkeypatch.setenv("VOX_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.chdir(tmp_path)
     return Site(folder)
@@ -107,7 +108,8 @@ def test_a_command_below_another_plugins_command_is_a_finding(site: Site) -> Non
     site.add("inner", HELLO, manifest=inner)
     assert vox("outer") == (0, "hello\n", "")
     _, out, _ = vox("plugin", "doctor", "inner")
-    assert "vox outer list: plugin outer declares it, too" in out
+    assert "vox outer list: vox outer is a command, and takes none below it" in out
+    assert vox("plugin", "doctor", "outer")[0] == 0
 
 
 def test_a_distribution_hides_a_later_one_of_its_name(
@@ -278,3 +280,116 @@ def test_rows_of_another_type_are_the_plugins_fault(site: Site) -> None:
     assert "plugin 'mine' gave a wrong result from vox_open_rows" in err
     assert "found:    an object of type list" in err
     assert "expected: RowStream" in err
+
+
+MINE = PLUGIN + '[provides]\nrow-sources = {{ suffixes = [".mine"] }}\n'
+ROWS = """
+from vox_core.contract import RowStream
+from vox_core.hookspecs import hookimpl
+@hookimpl
+def vox_open_rows(reference):
+    return RowStream([{rows}])
+import sys
+backend = sys.modules[__name__]
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("('a', 'b')", "TypeError: a row is a tuple, expected a mapping"),
+        ("{'text': object()}", "found Object of type object is not JSON serializable"),
+    ],
+)
+def test_rows_that_are_none_are_no_bug_of_vox(site: Site, row: str, said: str) -> None:
+    site.add("mine", ROWS.replace("{rows}", row), manifest=MINE)
+    Path("rows.mine").write_text("x")
+    code, out, err = vox("data", "check", "rows.mine")
+    assert code != 0
+    assert "VOX-X002" not in err
+    assert said in out + err
+
+
+def test_rows_of_another_version_of_a_plugin_are_read_again(site: Site) -> None:
+    site.add("mine", ROWS.replace("{rows}", "{'text': 'a'}"), manifest=MINE)
+    Path("rows.mine").write_text("x")
+    assert vox("data", "check", "rows.mine")[0] == 0
+    (site.folder / "vox_x_mine/__init__.py").write_text(ROWS.replace("{rows}", "{'txet': 'a'}"))
+    assert vox("data", "check", "rows.mine")[0] == 0
+    manifest = site.folder / "vox_x_mine/vox_plugin.toml"
+    manifest.write_text(manifest.read_text().replace("0.1.0", "0.2.0"))
+    assert vox("data", "check", "rows.mine")[0] == 2
+
+
+def test_what_a_command_raises_is_its_plugins_fault(site: Site) -> None:
+    failing = HELLO.replace('click.echo("hello")', 'open("absent")')
+    site.add("greeter", failing, manifest=COMMAND)
+    line = 1 + failing[: failing.index("open(")].count("\n")
+    code, out, err = vox("greeter")
+    assert (code, out) == (1, "")
+    assert "error[VOX-X001]: plugin 'greeter' failed\n" in err
+    assert f"'absent' ({site.folder}/vox_x_greeter/__init__.py, line {line})\n" in err
+
+
+def test_an_import_that_fails_is_said_with_its_line(site: Site) -> None:
+    site.add("greeter", "\nimport absent\n" + HELLO, manifest=COMMAND)
+    place = f"({site.folder}/vox_x_greeter/__init__.py, line 2)"
+    assert place in vox("greeter")[2]
+    assert place in vox("plugin", "doctor", "greeter")[1]
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        ("vox_rewards(name)", "expected a hook of vox_core.hookspecs (did you mean vox_reward?)"),
+        ("vox_reward(reward)", "vox_reward(name)"),
+    ],
+)
+def test_the_doctor_says_which_hook_was_meant(site: Site, hook: str, said: str) -> None:
+    body = f"{HOOKS}@hookimpl\ndef {hook}:\n    return None\n"
+    site.add("mine", body, manifest=PLUGIN + '[provides]\nrewards = ["mine"]\n')
+    assert said in vox("plugin", "doctor", "mine")[1]
+
+
+def test_an_extension_point_that_is_misspelt_is_named_with_the_nearest(site: Site) -> None:
+    site.add("mine", HOOKS, manifest=PLUGIN + '[provides]\nreward = ["mine"]\n')
+    assert (
+        "reward (did you mean rewards?): not extension points"
+        in (vox("plugin", "doctor", "mine")[1])
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "hook", "expected"),
+    [
+        (["--emit", "mine"], "vox_write_job(kind)", "str"),
+        (["--launcher", "mine", "--processes", "2"], "vox_launch(job)", "LaunchResult"),
+    ],
+)
+def test_what_starts_a_run_elsewhere_has_its_type(site: Site, words, hook, expected) -> None:
+    provides = '[provides]\nlaunchers = ["mine"]\njob-formats = ["mine"]\n'
+    body = f"{HOOKS}@hookimpl\ndef {hook}:\n    return 0\n"
+    site.add("mine", body, manifest=PLUGIN + provides)
+    code, out, err = vox("train", "--data", "rows.jsonl", *words)
+    assert (code, out) == (1, "")
+    assert f"plugin 'mine' gave a wrong result from {hook.partition('(')[0]}" in err
+    assert f"expected: {expected}\n" in err
+
+
+def test_needs_that_no_objective_can_have_are_refused(site: Site) -> None:
+    body = (
+        HOOKS
+        + """
+from vox_core.contract import Objective
+class Mine(Objective):
+    needs = frozenset({"references"})
+    def weigh(self, groups, totals): ...
+@hookimpl
+def vox_objective(spec):
+    return Mine()
+"""
+    )
+    site.add("mine", body, manifest=PLUGIN + '[provides]\nobjectives = ["mine"]\n')
+    code, _, err = vox("train", "--data", "rows.jsonl", "--objective", "mine")
+    assert code == 2
+    assert "needs of 'mine': references" in err

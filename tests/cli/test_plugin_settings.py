@@ -168,12 +168,15 @@ def test_a_section_of_a_plugin_that_is_not_here_is_not_checked(site: Site, monke
     assert (code, "oracle" in out, err) == (0, False, "")
 
 
+LIKE = "expected a Section with section = 'gauge'"
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ("raise RuntimeError('sick')", "RuntimeError: sick"),
-        ("GaugeSettings = str", "an object of type type"),
-        (SETTINGS.replace('"gauge"', '"other"'), "an object of type ModelMetaclass"),
+        ("GaugeSettings = str", f"the class str; {LIKE}"),
+        (SETTINGS.replace('"gauge"', '"other"'), f"the class GaugeSettings; {LIKE}"),
         (SETTINGS.replace("Field(3, ", "Field("), "depth without a default"),
     ],
 )
@@ -183,7 +186,7 @@ def test_a_broken_section_is_left_out_and_named_by_the_doctor(site: Site, settin
     code, out, err = vox("config", "show")
     assert (code, "[gauge]" in out) == (0, False)
     assert "rank = 4 " in out
-    assert "warning: [gauge] is left out: plugin 'gauge'" in err and said in err
+    assert "warning: [gauge] is left out: plugin 'gauge'" in err and said.partition(";")[0] in err
     assert json.loads(vox("config", "schema")[1])["properties"].keys() >= {"train"}
     code, out, _ = vox("plugin", "doctor", "gauge")
     assert (code, f"[gauge] of vox.toml: {said}" in out) == (1, True)

@@ -4,7 +4,7 @@
     click's usage errors   the same style, with the nearest command or option; exit 2
     Ctrl-C                 exit 130
     a closed pipe          nothing; exit 1 (click does that by itself)
-    anything else          reported in one line as a bug of vox; exit 1
+    anything else          reported as a bug of vox, or of the plugin whose code raised it; exit 1
 
 With `--json` the error is also printed as one JSON object on stdout. Only `--debug` shows a
 traceback. Both flags are searched for in the raw arguments, so that they work even where parsing
@@ -105,14 +105,18 @@ def _report(
 def _as_vox_error(error: Exception) -> VoxError:
     if isinstance(error, VoxError):
         return error
-    if isinstance(error, UnknownCommand) and (missing := _of_missing_plugin(error)):
+    from vox_core.host.load import missing_command, raised_by_plugin
+
+    if isinstance(error, UnknownCommand) and (missing := _of_plugin(error, missing_command)):
         return missing
-    return usage_error(error) if isinstance(error, click.UsageError) else _bug(error)
+    if isinstance(error, click.UsageError):
+        return usage_error(error)
+    return _bug(error, raised_by_plugin(error))
 
 
-def _of_missing_plugin(error: UnknownCommand) -> VoxError | None:
-    from vox_core.host.load import missing_command
-
+def _of_plugin(
+    error: UnknownCommand, missing_command: Callable[[str], VoxError | None]
+) -> VoxError | None:
     parents = error.ctx.command_path.split()[1:] if error.ctx else []
     try:
         return missing_command(" ".join([*parents, error.name]))
@@ -146,18 +150,19 @@ def _option_meant(error: click.NoSuchOption) -> str:
     return f"{hint};" if hint and not hint.endswith(("?", ")")) else hint
 
 
-def _bug(error: Exception) -> VoxError:
-    """Report an unexpected exception as a bug of vox, a missing library, or a fault of the disk."""
+def _bug(error: Exception, of_plugin: PluginError | None) -> VoxError:
+    """Report an unexpected exception as a bug of vox or of a plugin, a missing library, or a fault
+    of the disk."""
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("vox_"):
         what = f"the Python module {error.name!r} is missing"
         remedy = "vox plugin doctor names the plugin that needs it, and the next step"
-        return PluginError("X001", what, remedy=remedy)
+        return PluginError("X001", what, found=of_plugin and of_plugin.found, remedy=remedy)
     if isinstance(error, PermissionError) and error.filename:
         return storage_error(error, error.filename)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = error.filename or "stdout"
         return StorageError("S001", "the disk is full", where=where, remedy="free space there")
-    return WorkError(
+    return of_plugin or WorkError(
         "X002",
         "this is a bug in vox",
         found=f"{type(error).__name__}: {error}",

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -183,20 +181,9 @@ def _imported(entry: Lazy) -> click.Command:
 
 def _of_plugin(entry: Lazy) -> click.Command:
     """Import a plugin's command; a `BackendError` if it is disabled, unfit or broken."""
-    from vox_core.host.load import broken, format_error, usable_plugin
+    from vox_core.host.load import load_command, usable_plugin
 
-    found = usable_plugin(entry.plugin)
-    try:
-        with redirect_stdout(sys.stderr):
-            command: object = _imported(entry)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise broken(found, f"{entry.target}: {format_error(error)}") from error
-    if not isinstance(command, click.Command):
-        kind = type(command).__name__
-        raise broken(found, f"{entry.target}: an object of type {kind}", "a click command")
-    return command
+    return load_command(usable_plugin(entry.plugin), entry.target)
 
 
 def json_option() -> click.Option:

@@ -124,9 +124,8 @@ def _launched(settings: TrainSettings) -> int:
     job = LaunchJob(
         tuple(arguments), settings.processes, settings.launcher, _resume(run or "RUN", settings)
     )
-    result: LaunchResult = call_hook(
-        provider("launchers", settings.launcher), "vox_launch", job=job, settings=settings
-    )
+    plugin = provider("launchers", settings.launcher)
+    result: LaunchResult = call_hook(plugin, "vox_launch", LaunchResult, job=job, settings=settings)
     return result.exit_code
 
 
@@ -139,10 +138,9 @@ def _emitted(kind: str, settings: TrainSettings, image: str | None) -> str:
         if each.partition("=")[0] not in flags and flags.get(before) != each
     ]
     job = LaunchJob(tuple(given), settings.processes, settings.launcher)
-    plugin = provider("job-formats", kind)
-    return str(
-        call_hook(plugin, "vox_write_job", kind=kind, job=job, settings=settings, image=image)
-    )
+    given_to_it = {"kind": kind, "job": job, "settings": settings, "image": image}
+    text: str = call_hook(provider("job-formats", kind), "vox_write_job", str, **given_to_it)
+    return text
 
 
 def _stop(ctx: click.Context, how: str, run: Path, settings: TrainSettings) -> NoReturn:

@@ -31,10 +31,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from vox_core.config.sections import RewardSource
-from vox_core.contract import SFT, Objective, ObjectiveSpec, Reward
+from vox_core.contract import SFT, Need, Objective, ObjectiveSpec, Reward
 from vox_core.data.faults import RowError, all_of, faulty, json_type, text_of
 from vox_core.data.fields import (
     ANSWERS,
@@ -57,7 +57,7 @@ from vox_core.data.formats import place_of
 from vox_core.data.json_rows import parse_object
 from vox_core.data.messages import Message, Turn, conversation, tool_schemas, turns_of
 from vox_core.errors import ConfigError
-from vox_core.host.load import call_hook, format_error, provider
+from vox_core.host.load import broken, call_hook, format_error, provider
 
 Kind: TypeAlias = Literal["chat", "completion", "text", "preference"]
 Answers: TypeAlias = Literal["some", "last", "optional"]
@@ -421,6 +421,9 @@ def load_objective(name: str, options: tuple[tuple[str, str], ...] = ()) -> Obje
     plugin = provider("objectives", name)
     spec = ObjectiveSpec(name, dict(options))
     objective: Objective = call_hook(plugin, "vox_objective", Objective, spec=spec)
+    if unknown := {*objective.needs} - {*get_args(Need)}:
+        expected = f"a set of {', '.join(get_args(Need))}"
+        raise broken(plugin, f"needs of {name!r}: {', '.join(sorted(unknown))}", expected)
     return objective
 
 

@@ -45,7 +45,7 @@ from vox_core.data.json_rows import (
 )
 from vox_core.data.tables import table_rows, text_rows, with_values
 from vox_core.errors import BackendError, DataError, StorageError
-from vox_core.host.load import call_hook, foreign_errors, provider
+from vox_core.host.load import call_hook, foreign_errors, provider, providers
 
 KIND = "lines"
 _ROWS, _SHA256 = "rows.jsonl", "rows.sha256"
@@ -88,7 +88,9 @@ def open_source(path: Path, fields: FieldMap = NO_FIELDS) -> RowSource:
         return RowSource(path, path, file_sha256(path))
     stream = _opened_by_plugin(str(path), path, format_) if is_remote(path) else None
     content = stream.fingerprint if stream else file_sha256(path)
-    decides = [content, *format_, sorted(fields.items()), CACHE_VERSION]
+    readers = providers(POINT, format_.name) if stream or format_.kind == "plugin" else []
+    versions = [f"{each.id} {each.shown_version}" for each in readers]
+    decides = [content, *format_, versions, sorted(fields.items()), CACHE_VERSION]
     key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
     def make(folder: Path) -> None:
@@ -178,6 +180,8 @@ def _line(row: Row, fields: FieldMap, kind: str) -> bytes:
         return line
     except RowError as fault:
         return unread(fault)
+    except TypeError as error:  # a value of a plugin's
+        return unread(RowError(RowFault("unsupported", (), str(error), "values that JSON has")))
 
 
 def _json(values: dict[str, object]) -> bytes:
@@ -207,12 +211,15 @@ def _opened_by_plugin(reference: str, path: Path, format_: Format) -> RowStream:
     return RowStream(_guarded(plugin.id, stream.rows), stream.fingerprint)
 
 
-def _guarded(plugin: str, rows: Iterable[Mapping[str, object]]) -> Iterator[Mapping[str, object]]:
+def _guarded(plugin: str, rows: Iterable[object]) -> Iterator[Mapping[str, object]]:
     """A plugin's rows; what it raises that is no fault of the data is a `PluginError`."""
     fault = None
     with foreign_errors(plugin, "vox_open_rows", "plugin"):
         try:
-            yield from rows
+            for row in rows:
+                if not isinstance(row, Mapping):
+                    raise TypeError(f"a row is a {type(row).__name__}, expected a mapping")
+                yield row
         except RowError as error:
             fault = error
     if fault:

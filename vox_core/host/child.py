@@ -9,17 +9,17 @@ prints goes to stderr.
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, TextIO
 
 from vox_core.contract import Check, Event
 from vox_core.errors import BackendError, VoxError
 from vox_core.host.discover import Found, discover
-from vox_core.host.load import POINTS, format_error, load_plugin, section_of
+from vox_core.host.load import POINTS, format_error, load_command, load_plugin, section_of
 from vox_core.host.manifest import Manifest
 
 _BACKEND = ("vox_load", "vox_merge", "vox_train")
@@ -74,7 +74,7 @@ def _loaded(found: Found) -> tuple[Callable[..., object] | None, str]:
     try:
         hook = load_plugin(found).hook.vox_event
     except BackendError as fault:
-        return None, fault.found or fault.what
+        return None, _said(fault)
     except KeyboardInterrupt as error:  # its own: the user's does not come here
         return None, format_error(error)
     return (hook, "") if hook.get_hookimpls() else (None, "no vox_event, marked with @hookimpl")
@@ -93,24 +93,18 @@ def _checks(found: Found) -> list[Check]:
     try:
         hooks = load_plugin(found).hook
     except BackendError as fault:
-        return [Check("code", False, fault.found or fault.what, found.upgrade_or_report)]
+        return [Check("code", False, _said(fault), found.upgrade_or_report)]
     implemented = [name for name in vars(hooks) if getattr(hooks, name).get_hookimpls()]
     checks = [Check("code", True, f"loads; has {', '.join(sorted(implemented)) or 'no hooks'}")]
     if found.manifest:
         if faults := [*_undeclared(found.manifest, hooks, {*implemented})]:
             checks.append(Check("hooks", False, "; ".join(faults), found.upgrade_or_report))
         for command in found.manifest.commands:
-            try:
-                _require_command(command.entry)
-            except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
-                words = f"vox {command.name}: {command.entry}: {format_error(error)}"
-                checks.append(Check("command", False, words, found.upgrade_or_report))
+            with _noted(checks, "command", f"vox {command.name}", found):
+                load_command(found, command.entry)
         for name in found.manifest.provides.get("settings", ()):
-            try:
+            with _noted(checks, "settings", f"[{name}] of vox.toml", found):
                 section_of(found, name)
-            except VoxError as error:
-                words = f"[{name}] of vox.toml: {error.found}"
-                checks.append(Check("settings", False, words, found.upgrade_or_report))
     try:
         own = [check for result in hooks.vox_doctor() for check in _checked(result)]
     except VoxError as error:  # in the user's terms already: a setting, a missing library
@@ -131,13 +125,18 @@ def _undeclared(manifest: Manifest, hooks: object, has: set[str]) -> Iterator[st
         yield f"{', '.join(sorted(idle))}: never called, as the manifest does not declare it"
 
 
-def _require_command(entry: str) -> None:
-    import click
+@contextmanager
+def _noted(checks: list[Check], kind: str, what: str, found: Found) -> Iterator[None]:
+    """Append a failed check if the block raises a `VoxError`."""
+    try:
+        yield
+    except VoxError as fault:
+        checks.append(Check(kind, False, f"{what}: {_said(fault)}", found.upgrade_or_report))
 
-    module, _, attribute = entry.partition(":")
-    command = getattr(importlib.import_module(module), attribute)
-    if not isinstance(command, click.Command):
-        raise TypeError(f"an object of type {type(command).__name__} instead of a click command")
+
+def _said(fault: VoxError) -> str:
+    expected = f"; expected {fault.expected}" if fault.expected else ""
+    return f"{fault.found or fault.what}{expected}"
 
 
 def _checked(result: Iterable[object]) -> Iterable[Check]:

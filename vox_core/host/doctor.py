@@ -50,7 +50,7 @@ from vox_core.host.probe import (
     unmet,
 )
 from vox_core.host.process import Failed, child_command, output_of
-from vox_core.text import did_you_mean
+from vox_core.text import did_you_mean, hint
 
 Status: TypeAlias = Literal["installed", "disabled", "available", "incompatible", "broken"]
 
@@ -113,18 +113,12 @@ def leaving(distributions: Collection[str]) -> set[str]:
 def unknown_plugin(plugin_id: str, known: Sequence[str]) -> BackendError:
     """Return the error for an id that is not installed, with the command to install it."""
     if plugin_id in known_plugins():
-        return BackendError(
-            "B003",
-            f"plugin {plugin_id!r} is not installed",
-            remedy=f"vox plugin install {plugin_id}",
-        )
+        what = f"plugin {plugin_id!r} is not installed"
+        return BackendError("B003", what, remedy=f"vox plugin install {plugin_id}")
     names = sorted(set(known))
-    return BackendError(
-        "B003",
-        f"plugin {plugin_id!r} is unknown",
-        found=f"known plugins: {', '.join(names) or 'none'}",
-        remedy=did_you_mean(plugin_id, names) or "`vox plugin list` lists the plugins",
-    )
+    what, found = f"plugin {plugin_id!r} is unknown", f"known plugins: {', '.join(names) or 'none'}"
+    remedy = did_you_mean(plugin_id, names) or "`vox plugin list` lists the plugins"
+    return BackendError("B003", what, found=found, remedy=remedy)
 
 
 def _installed(plugin: Found, machine: Machine, blocked_by: str | None) -> Listed:
@@ -256,7 +250,8 @@ def _catalog() -> Check:
 def _static(plugin: Found, machine: Machine, blocked_by: str | None) -> list[Check]:
     if plugin.manifest is None:
         assert plugin.fault is not None, plugin.id
-        return [Check("manifest", False, on_one_line(plugin.fault), plugin.fault.remedy)]
+        fault, where = plugin.fault, f" ({plugin.fault.where})" if plugin.fault.where else ""
+        return [Check("manifest", False, f"{on_one_line(fault)}{where}", fault.remedy)]
     manifest = plugin.manifest
     checks = [Check("manifest", True, f"version {manifest.version}, API {manifest.api}")]
     for kind, reason in requirements(manifest, machine).items():
@@ -288,8 +283,11 @@ def _commands(
     mine = [name for owner, name in owned if owner == plugin.id]
     checks = []
     for name in mine:
-        others = [owner for owner, its in owned if _clash(its, name) and owner != plugin.id]
+        others = [owner for owner, its in owned if its == name and owner != plugin.id]
         if reason := objection(tuple(name.split())):
+            remedy = "its author has to rename the command"
+        elif taken := [its for _, its in owned if name.startswith(f"{its} ")]:
+            reason = f"vox {taken[0]} is a command, and takes none below it"
             remedy = "its author has to rename the command"
         elif others:
             reason = f"plugin {', '.join(others)} declares it, too"
@@ -302,17 +300,13 @@ def _commands(
     return checks or [Check("commands", True, ", ".join(mine))] * bool(mine)
 
 
-def _clash(one: str, other: str) -> bool:
-    """Whether two commands have one name, or one would be a command below the other."""
-    return one == other or one.startswith(f"{other} ") or other.startswith(f"{one} ")
-
-
 def _points(plugin: Found, everything: Sequence[Found]) -> Iterator[Check]:
     """Find names that two plugins provide, and note points that only other plugins may define."""
     provides = plugin.manifest.provides if plugin.manifest else {}
     if unknown := sorted(provides.keys() - POINTS.keys() - {"hooks"}):
         words = "not extension points of the core; other plugins may read them"
-        yield Check("provides", True, f"{', '.join(unknown)}: {words}")
+        named = ", ".join(f"{each}{hint(each, POINTS)}" for each in unknown)
+        yield Check("provides", True, f"{named}: {words}")
     for point, name in [(each, name) for each in provides for name in provides[each]]:
         try:
             provider(point, name, everything)

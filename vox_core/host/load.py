@@ -14,6 +14,7 @@ plugin prints while it is imported goes to stderr, because stdout belongs to the
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import re
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
+import click
 import pluggy
 
 from vox_core.config import SECTIONS, PluginSettings, Section, load_settings
@@ -50,8 +52,9 @@ from vox_core.host.discover import Found, discover, known_plugins
 from vox_core.host.judge import Operation, on_one_line
 from vox_core.host.manifest import Manifest
 from vox_core.host.probe import this_machine, unmet
-from vox_core.text import did_you_mean
+from vox_core.text import did_you_mean, hint
 
+_REPORT = "see the traceback with --debug, and report it to the plugin's authors"
 Item = TypeVar("Item")
 S = TypeVar("S", bound=Section)
 
@@ -77,14 +80,48 @@ def load_plugin(found: Found) -> pluggy.PluginManager:
             manager.register(plugin, name=found.id)
             manager.check_pending()
     except pluggy.PluginValidationError as error:
-        hooks = ", ".join(name for name in vars(HookSpecs) if name.startswith("vox_"))
-        expected = f"hooks as in vox_core.hookspecs: {hooks}"
-        raise broken(found, format_error(error), expected) from error
+        raise broken(found, format_error(error), _hooks_meant(plugin, manager)) from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plugin may raise anything at all
-        raise broken(found, format_error(error)) from error
+        raise broken(found, format_raised(error)) from error
     return manager
+
+
+def _hooks_meant(plugin: object, manager: pluggy.PluginManager) -> str:
+    """Return the signatures of a plugin's hooks, or the name nearest to one that is unknown."""
+    specs = {name: caller.spec for name, caller in vars(manager.hook).items() if caller.has_spec()}
+    marked = [name for name in dir(plugin) if hasattr(getattr(plugin, name), f"{PROJECT}_impl")]
+    if unknown := [name for name in marked if name not in specs]:
+        return f"a hook of vox_core.hookspecs{hint(unknown[0], specs)}"
+    return ", ".join(f"{name}({', '.join(specs[name].argnames)})" for name in marked)
+
+
+def load_command(found: Found, entry: str) -> click.Command:
+    """Import a plugin's command, `module:attribute` (B004)."""
+    module, _, attribute = entry.partition(":")
+    try:
+        with redirect_stdout(sys.stderr):
+            command: object = getattr(importlib.import_module(module), attribute)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise broken(found, f"{entry}: {format_raised(error)}") from error
+    if not isinstance(command, click.Command):
+        raise broken(found, f"{entry}: {_described(command)}", "a click command")
+    return command
+
+
+def raised_by_plugin(error: BaseException) -> PluginError | None:
+    """Return the error for an exception of a plugin's own code; None for one of vox's."""
+    plugins = {each.entry_point.module.partition(".")[0]: each for each in discover()}
+    names = [str(f.f_globals.get("__name__")) for f, _ in traceback.walk_tb(error.__traceback__)]
+    packages = [name.partition(".")[0] for name in names]
+    own = [each for each in packages if each in plugins or each == "vox_core"]
+    if not own or own[-1] == "vox_core":
+        return None
+    what = f"plugin {plugins[own[-1]].id!r} failed"
+    return PluginError("X001", what, found=format_raised(error), remedy=_REPORT)
 
 
 def call_hook(found: Found, hook: str, returns: type = object, **arguments: object) -> Any:
@@ -154,13 +191,11 @@ def world_of(environ: Mapping[str, str] = os.environ) -> World:
 def require_example_each(processes: int, examples: int) -> None:
     """Refuse more processes than a step has examples (C004)."""
     if examples < processes:
-        raise ConfigError(
-            "C004",
-            "a step has fewer examples than there are processes",
-            where=f"--processes {processes}",
-            found=f"{examples} example{'' if examples == 1 else 's'} in a step",
-            remedy=f"use --processes {examples} or fewer, or a larger --batch-size",
-        )
+        what = "a step has fewer examples than there are processes"
+        where = f"--processes {processes}"
+        found = f"{examples} example{'' if examples == 1 else 's'} in a step"
+        remedy = f"use --processes {examples} or fewer, or a larger --batch-size"
+        raise ConfigError("C004", what, where=where, found=found, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,18 +236,16 @@ class Backend:
 
 def wrong_result(found: Found, hook: str, expected: str, result: object) -> PluginError:
     """Return the error for a result of another type or shape."""
-    return PluginError(
-        "X001",
-        f"{_kind(found)} {found.id!r} gave a wrong result from {hook}",
-        found=_described(result),
-        expected=expected,
-        remedy="upgrade the plugin, or report it to the plugin's authors",
-    )
+    what = f"{_kind(found)} {found.id!r} gave a wrong result from {hook}"
+    remedy = "upgrade the plugin, or report it to the plugin's authors"
+    return PluginError("X001", what, found=_described(result), expected=expected, remedy=remedy)
 
 
 def _described(result: object) -> str:
     if hasattr(result, "dtype") and hasattr(result, "shape"):
         return f"{result.dtype} {result.shape}"
+    if inspect.isclass(result):
+        return f"the class {result.__name__}"
     return "None" if result is None else f"an object of type {type(result).__name__}"
 
 
@@ -279,12 +312,8 @@ def foreign_errors(plugin: str, hook: str, kind: str = "backend") -> Iterator[No
     except VoxError:
         raise
     except (Exception, SystemExit) as error:
-        raise PluginError(
-            "X001",
-            f"{kind} {plugin!r} failed in {hook}",
-            found=f"{format_error(error)} ({raised_at(error)})",
-            remedy="see the traceback with --debug, and report it to the plugin's authors",
-        ) from error
+        what = f"{kind} {plugin!r} failed in {hook}"
+        raise PluginError("X001", what, found=format_raised(error), remedy=_REPORT) from error
 
 
 def broken(found: Found, what_is: str, expected: str | None = None) -> BackendError:
@@ -300,11 +329,21 @@ def broken(found: Found, what_is: str, expected: str | None = None) -> BackendEr
     )
 
 
-def raised_at(error: BaseException) -> str:
-    """Return file and line of the innermost frame that is not an installed library's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = ([each for each in frames if "site-packages" not in each.filename] or frames)[-1]
-    return f"{last.filename}, line {last.lineno}"
+def format_raised(error: BaseException) -> str:
+    """Format an exception on one line, with the place where a plugin raised it.
+
+    That is the innermost frame outside vox_core and Python, of an installed package only if there
+    is no other. None, if vox itself could not call the plugin: the arguments do not fit.
+    """
+    skipped = (str(Path(__file__).parents[1]), str(Path(os.__file__).parent), "<frozen")
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if "site-packages" in each.filename or not each.filename.startswith(skipped)
+    ]
+    frames = [each for each in frames if "site-packages" not in each.filename] or frames
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{format_error(error)}{place}"
 
 
 def format_error(error: BaseException) -> str:
@@ -338,12 +377,9 @@ def provider(point: str, name: str, plugins: Sequence[Found] | None = None) -> F
         decided = load_settings(PluginSettings, {}).provider.get(f"{point}.{name}")
         usable = [each for each in usable if each.id == decided] or usable
     if len(usable) > 1:
-        raise BackendError(
-            "B014",
-            f"two plugins provide {name!r} ({point})",
-            found=" and ".join(each.id for each in usable),
-            remedy=f'decide in vox.toml: [plugin.provider] "{point}.{name}" = "{usable[0].id}"',
-        )
+        what, found = f"two plugins provide {name!r} ({point})", [each.id for each in usable]
+        remedy = f'decide in vox.toml: [plugin.provider] "{point}.{name}" = "{found[0]}"'
+        raise BackendError("B014", what, found=" and ".join(found), remedy=remedy)
     if usable:
         return usable[0]
     raise no_provider(point, name, plugins)

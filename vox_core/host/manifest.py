@@ -309,6 +309,7 @@ def _describe(detail: Mapping[str, Any]) -> str:
     if detail["type"] == "unexpected_keyword_argument":
         return f"{key}: unknown key{_nearest(detail['loc'])}"
     message = " ".join(str(detail["msg"]).removeprefix("Value error, ").split())
+    message = message.replace("tuple", "list")  # TOML's word
     return f"{key}: {message[0].lower()}{message[1:]} (found: {detail['input']!r})"
 
 

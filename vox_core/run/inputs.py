@@ -201,11 +201,11 @@ def _require_fields(rewards: Rewards, rows: Chosen) -> None:
             if missing := [field for field in needed if field not in row]:
                 raise DataError(
                     "D003",
-                    "a row lacks a field of the reward function",
+                    "a row lacks a field that a reward needs",
                     where=place_of(file.path, number),
                     found=f"the fields {', '.join(row)}",
                     expected=", ".join(f"{field} (for {needed[field]})" for field in missing),
-                    remedy="add it, or give the parameter a default (--field NAME=COLUMN renames)",
+                    remedy="add it, or name its column: --field NAME=COLUMN",
                 )
 
 

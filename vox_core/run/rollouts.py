@@ -36,7 +36,7 @@ from vox_core.data.batching import StepBatches, documents_of_step, grouped
 from vox_core.data.formats import place_of
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import TrainingError, command
-from vox_core.host.load import format_error, raised_at
+from vox_core.host.load import format_raised
 from vox_core.run.folder import ROLLOUTS
 from vox_core.run.generate import Generator, Prompt, most_rows
 from vox_core.run.learner import NAME, Learner, require_same
@@ -199,7 +199,7 @@ class Rollouts:
             fault = f"{len(values)} rewards of {len(asked)} answers"
         except Exception as error:  # noqa: BLE001 (a reward may raise anything)
             told, cause = isinstance(error, ValueError), error
-            fault = str(error) if told else f"{format_error(error)} ({raised_at(error)})"
+            fault = str(error) if told else format_raised(error)
         if judged is None and len(asked) > 1:
             fault += f", of {len(asked)} answers at once; this is the first"
         raise self._unjudged(*asked[: len(values) + 1][-1], f"{name}: {fault}") from cause
