@@ -192,6 +192,16 @@ def test_a_broken_section_is_left_out_and_named_by_the_doctor(site: Site, settin
     assert (code, f"[gauge] of vox.toml: {said}" in out) == (1, True)
 
 
+def test_a_section_of_vox_itself_is_refused_by_the_doctor(site: Site) -> None:
+    install(site)
+    manifest = site.folder / "vox_x_gauge" / "vox_plugin.toml"
+    manifest.write_text(
+        manifest.read_text().replace('settings = ["gauge"]', 'settings = ["train"]')
+    )
+    code, out, _ = vox("plugin", "doctor", "gauge")
+    assert (code, "the section [train] of vox.toml is vox's own" in out) == (1, True)
+
+
 @pytest.mark.parametrize("name", ["my-gauge", "train_extra", "Gauge"])
 def test_variables_can_begin_with_a_sections_name(site: Site, name: str) -> None:
     install(site, settings=SETTINGS.replace('"gauge"', f'"{name}"'))

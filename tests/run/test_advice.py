@@ -96,6 +96,8 @@ def test_what_would_be_another_run_is_not_changed(given, adviser, trained) -> No
         ("raise ValueError('no idea')", "vox_advise: ValueError: no idea"),
         ("raise SystemExit(3)", "vox_advise: SystemExit: 3"),
         ("return Advice((), -5)", "-5"),
+        ("return Advice(('slow',))", "notices with 'slow', expected a Notice"),
+        ("return Advice(refusal='no')", "refusal 'no', expected a PlanError"),
         ("return 7", "vox_advise gave [7], expected one Advice"),
         ("pass\nimport nothing_of_the_sort", "No module named 'nothing_of_the_sort'"),
     ],

@@ -28,6 +28,7 @@ from packaging.utils import canonicalize_name
 from pydantic import TypeAdapter, ValidationError
 
 from vox_core.catalog import PluginEntry, objections
+from vox_core.config import SECTIONS
 from vox_core.contract import Check
 from vox_core.errors import BackendError, ConfigError
 from vox_core.host.blocked import blocked_plugins, blocking
@@ -307,6 +308,9 @@ def _points(plugin: Found, everything: Sequence[Found]) -> Iterator[Check]:
         words = "not extension points of the core; other plugins may read them"
         named = ", ".join(f"{each}{hint(each, POINTS)}" for each in unknown)
         yield Check("provides", True, f"{named}: {words}")
+    if own := {*provides.get("settings", ())} & {kind.section for kind in SECTIONS}:
+        words = f"the section [{min(own)}] of vox.toml is vox's own"
+        yield Check("provides", False, words, "its author has to rename it")
     for point, name in [(each, name) for each in provides for name in provides[each]]:
         try:
             provider(point, name, everything)

@@ -464,6 +464,12 @@ def _ask(plugin: Found, seen: Seen, plan: RunPlan, tell: Tell) -> Advice:
         return _fault(plugin, f"vox_advise: {format_error(error)}")
     if len(answers) != 1 or not isinstance(answers[0], Advice):
         return _fault(plugin, f"vox_advise gave {answers!r}, expected one Advice")
+    notices: Sequence[object] = answers[0].notices
+    if odd := [each for each in notices if not isinstance(each, Notice)]:
+        return _fault(plugin, f"notices with {odd[0]!r}, expected a Notice")
+    refusal: object = answers[0].refusal
+    if refusal and not isinstance(refusal, VoxError):
+        return _fault(plugin, f"refusal {refusal!r}, expected a PlanError")
     tokens = answers[0].micro_batch_tokens
     if tokens is not None and (type(tokens) is not int or tokens < 1):
         return _fault(plugin, f"micro_batch_tokens {tokens!r}, expected a number above 0")
