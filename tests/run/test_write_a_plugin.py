@@ -32,7 +32,7 @@ def vox(tmp_path: Path) -> Any:
     Site(site).describe(project["name"], f"[vox_core.plugins]\n{''.join(lines)}")
     path = os.pathsep.join([str(site), *filter(None, sys.path)])
 
-    def run(*words: object) -> str:
+    def run(*words: object, code: int = 0) -> str:
         command = [sys.executable, "-m", "vox_core.cli", *map(str, words)]
         done = subprocess.run(
             command,
@@ -41,14 +41,14 @@ def vox(tmp_path: Path) -> Any:
             env=os.environ | {"PYTHONPATH": path},
             capture_output=True,
         )
-        return (done.stdout + done.stderr).decode()
+        assert done.returncode == code, done.stderr.decode()
+        return (done.stderr if code else done.stdout).decode()
 
     return run
 
 
 def test_the_guides_plugin(vox, tiny, tmp_path: Path) -> None:
     assert "no problems found" in vox("plugin", "doctor", "brief")
-    assert "not a run folder" in vox("brief", "run")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi?"}\n')
     words = ["train", "prompts.jsonl", "--model", tiny("llama"), "--out", "run", "--backend", "cpu"]
     words += ["--objective", "grpo", "--reward", "brief", "--rollouts", "2", "--max-steps", "1"]
@@ -63,3 +63,5 @@ def test_the_guides_plugin(vox, tiny, tmp_path: Path) -> None:
     assert vox("brief", "run") == ""
     longer = sum(n > 1 for n in lengths)
     assert vox("brief", "run", "--words", "1").count("\n") == longer
+    (tmp_path / "run/rollouts.jsonl").unlink()
+    assert "VOX-D001]: the run has no sampled answers" in vox("brief", "run", code=2)
