@@ -13,6 +13,7 @@ from typing import Any
 
 from vox_core.contract import Event, Notice, RunEnd, RunStart, StepDone, Validation
 from vox_core.run.artifacts import TrainReport
+from vox_core.run.generate import Finish
 from vox_core.run.load import Answer, Question, Reply
 from vox_core.run.merge import MergeReport
 from vox_core.run.proof import Proof
@@ -116,15 +117,16 @@ class Voice:
         return "m"
 
     def reply(self, messages: list[dict[str, str]], row: int = 0, settings: Any = None) -> Answer:
-        return Answer(7, lambda answer: self._pieces(messages, row, answer))
+        return Answer(7, self._pieces(messages, row))
 
     def stream(self, messages: list[dict[str, str]]) -> Answer:
         return self.reply(messages)
 
-    def _pieces(self, messages: list[dict[str, str]], row: int, answer: Answer) -> Iterator[str]:
-        yield f"{len(messages)}:"
+    def _pieces(
+        self, messages: list[dict[str, str]], row: int
+    ) -> Iterator[tuple[str, int, Finish]]:
+        yield f"{len(messages)}:", 1, "length"
         if self.interrupted:
             self.interrupted -= 1
             raise KeyboardInterrupt
-        yield messages[-1]["content"].upper() + " again" * row
-        answer.completion_tokens, answer.finish_reason = 2, "stop"
+        yield messages[-1]["content"].upper() + " again" * row, 2, "stop"

@@ -314,7 +314,7 @@ def test_rows_of_another_version_of_a_plugin_are_read_again(site: Site) -> None:
     site.add("mine", ROWS.replace("{rows}", "{'text': 'a'}"), manifest=MINE)
     Path("rows.mine").write_text("x")
     assert vox("data", "check", "rows.mine")[0] == 0
-    (site.folder / "vox_x_mine/__init__.py").write_text(ROWS.replace("{rows}", "{'txet': 'a'}"))
+    (site.folder / "vox_x_mine/__init__.py").write_text(ROWS.replace("{rows}", "{'answers': 'a'}"))
     assert vox("data", "check", "rows.mine")[0] == 0
     manifest = site.folder / "vox_x_mine/vox_plugin.toml"
     manifest.write_text(manifest.read_text().replace("0.1.0", "0.2.0"))
