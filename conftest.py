@@ -120,10 +120,12 @@ def _every_line_as_in_the_schema(told_well: Callable[[Any], list[str]]) -> Itera
 
 
 def pytest_configure() -> None:
-    """Take Ctrl-C back where a shell started the suite in the background and so had it ignored:
-    the tests start programs that have to hear it."""
+    """Take Ctrl-C and SIGHUP back where a shell in the background, or nohup, had them ignored: the
+    tests start programs that have to hear them."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Tests import MLX by themselves, and it takes the BLAS that is there when it is imported.
     with contextlib.suppress(ImportError):
         from vox_mlx.blas import load_blas  # noqa: TID251  (of the tests, not of the core)
