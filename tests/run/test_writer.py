@@ -7,6 +7,7 @@ import json
 import threading
 from concurrent.futures import wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -203,7 +204,7 @@ def test_when_one_is_due():
 
 def test_minutes_are_counted_from_the_last_checkpoint(parent, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("vox_core.run.checkpoint.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("vox_core.run.checkpoint.time", SimpleNamespace(monotonic=lambda: now[0]))
     writer = CheckpointWriter(parent, lambda _event: None, due=Due(minutes=1))
     found = []
     for step in range(1, 9):

@@ -39,7 +39,7 @@ def test_a_rank_that_computes_does_not_hang(tmp_path, monkeypatch):
     """Although its thread that beats cannot run; until it uses no CPU time for 15 seconds."""
     now, worked = 0.0, "1 0"
     with monkeypatch.context() as patched:
-        patched.setattr(launching.time, "monotonic", lambda: now)
+        patched.setattr(launching, "time", SimpleNamespace(monotonic=lambda: now))
         patched.setattr(launching, "_cpu_time", lambda _: worked)
         rank = launching.Rank(0, LaunchJob(("--version",), 1, "torchrun"), tmp_path, {}, shown=True)
         rank.send(signal.SIGSTOP)  # before it beats
@@ -84,8 +84,8 @@ def test_nobody_waits_long_for_a_rank_that_hung(dead, ended, monkeypatch):
     """Only rank 0 may have a checkpoint to finish; the others may wait for a peer forever. The time
     begins with the last sign of life of the rank that failed, not with that of one that is done."""
     clock = [15.0]
-    monkeypatch.setattr(launching.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(launching.time, "sleep", lambda _: clock.append(clock.pop() + 1))
+    counted = {"monotonic": lambda: clock[0], "sleep": lambda _: clock.append(clock.pop() + 1)}
+    monkeypatch.setattr(launching, "time", SimpleNamespace(**counted))
     done = SimpleNamespace(alive=False, failed=False, record={"exit": 0}, seen=-100.0)
     ranks = [
         SimpleNamespace(alive=number != dead, failed=number == dead, record=None, seen=0.0)

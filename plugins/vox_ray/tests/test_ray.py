@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -162,7 +163,7 @@ def test_a_rank_that_hangs_is_killed_and_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_others_end_30_seconds_after_the_last_sign_of_life(tmp_path, monkeypatch, rank):
     """They have less time after a rank that hung, and after rank 0, which alone writes."""
-    monkeypatch.setattr(worker.time, "monotonic", lambda: 15.0)
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: 15.0))
     record(tmp_path, rank, "VOX-T006", died=True, silent=15.0)
     assert worker._end_of_others(records(tmp_path, 2)) == 15 + (10 if rank else 5)
 
