@@ -289,6 +289,9 @@ def test_rollouts_reach_an_objective_with_their_rewards(trainer) -> None:
         trainer.forward_backward(samples, Policy())
     with pytest.raises(ConfigError, match="rollouts"):
         trainer.forward_backward(ROWS, Policy(), rewards=[1.0] * len(ROWS))
+    with pytest.raises(ConfigError) as caught:
+        trainer.forward_backward(ROWS, "dpo", weights=[1.0] * len(ROWS))
+    assert caught.value.remedy == "leave out weights, or the objective"
 
 
 def test_documents_are_trained_where_they_have_weight(trainer, bigrams) -> None:

@@ -17,7 +17,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -107,21 +107,14 @@ def _as_vox_error(error: Exception) -> VoxError:
         return error
     from vox_core.host.load import missing_command, raised_by_plugin
 
-    if isinstance(error, UnknownCommand) and (missing := _of_plugin(error, missing_command)):
-        return missing
+    if isinstance(error, UnknownCommand):
+        parents = error.ctx.command_path.split()[1:] if error.ctx else []
+        with suppress(VoxError):  # a catalog with faults: the unknown command is the nearer fault
+            if missing := missing_command(" ".join([*parents, error.name])):
+                return missing
     if isinstance(error, click.UsageError):
         return usage_error(error)
     return _bug(error, raised_by_plugin(error))
-
-
-def _of_plugin(
-    error: UnknownCommand, missing_command: Callable[[str], VoxError | None]
-) -> VoxError | None:
-    parents = error.ctx.command_path.split()[1:] if error.ctx else []
-    try:
-        return missing_command(" ".join([*parents, error.name]))
-    except VoxError:  # a catalog with faults: the unknown command is the nearer fault
-        return None
 
 
 def usage_error(error: click.UsageError) -> ConfigError:

@@ -138,8 +138,8 @@ def _emitted(kind: str, settings: TrainSettings, image: str | None) -> str:
         if each.partition("=")[0] not in flags and flags.get(before) != each
     ]
     job = LaunchJob(tuple(given), settings.processes, settings.launcher)
-    given_to_it = {"kind": kind, "job": job, "settings": settings, "image": image}
-    text: str = call_hook(provider("job-formats", kind), "vox_write_job", str, **given_to_it)
+    asked = {"kind": kind, "job": job, "settings": settings, "image": image}
+    text: str = call_hook(provider("job-formats", kind), "vox_write_job", str, **asked)
     return text
 
 

@@ -180,8 +180,6 @@ def _line(row: Row, fields: FieldMap, kind: str) -> bytes:
         return line
     except RowError as fault:
         return unread(fault)
-    except TypeError as error:  # a value of a plugin's
-        return unread(RowError(RowFault("unsupported", (), str(error), "values that JSON has")))
 
 
 def _json(values: dict[str, object]) -> bytes:
@@ -189,6 +187,9 @@ def _json(values: dict[str, object]) -> bytes:
         return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:  # half a surrogate pair, which is a fault of the row
         return json.dumps(values, separators=(",", ":")).encode()
+    except TypeError as error:  # of a plugin's row
+        fault = RowFault("unsupported", (), str(error), "values that JSON has")
+        raise RowError(fault) from error
 
 
 # --- plugins --------------------------------------------------------------------------------------

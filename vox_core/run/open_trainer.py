@@ -483,7 +483,7 @@ class Pending:
             else:
                 made = self._in_two_passes(batches, groups, objective, seeds)
         except BaseException:
-            self._clear()
+            self._clear()  # first: a closed trainer refuses the second
             self._trainer.discard(self._name)
             raise
         self.finite = self.finite and math.isfinite(made.loss)

@@ -163,9 +163,9 @@ def objective_named(
 
 
 def _exclude(what: str, why: str) -> ConfigError:
-    what = f"{what} and this objective exclude each other: {why}"
+    fault = f"{what} and this objective exclude each other: {why}"
     remedy = f"leave out {what}, or the objective"
-    return ConfigError("C004", what, where="forward_backward", remedy=remedy)
+    return ConfigError("C004", fault, where="forward_backward", remedy=remedy)
 
 
 def documents_of(
