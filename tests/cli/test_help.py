@@ -39,6 +39,7 @@ PATHS = [
     "runs compare",
     "runs plot",
     "model list",
+    "model new",
     "model pull",
     "plugin list",
     "plugin info",

@@ -20,7 +20,8 @@ from vox_core.data.faults import (
     text_of as text_of,
 )
 from vox_core.data.fields import FieldMap as FieldMap
-from vox_core.data.formats import is_remote as is_remote, place_of as place_of
+from vox_core.data.formats import find_split as find_split, is_remote as is_remote
+from vox_core.data.formats import place_of as place_of
 from vox_core.data.json_rows import (
     file_faults as file_faults,
     parse_object as parse_object,
@@ -41,6 +42,7 @@ from vox_core.data.row_facts import (
     digests as digests,
     duplicates as duplicates,
     filtered as filtered,
+    row_text as row_text,
     value_counts as value_counts,
 )
 from vox_core.data.rows import load_rewards as load_rewards, objective_of as objective_of
@@ -54,7 +56,6 @@ from vox_core.data.source import (
     open_source as open_source,
     too_much as too_much,
 )
-from vox_core.data.formats import find_split as find_split
 from vox_core.data.tokenizer import (
     Tokens as Tokens,
     special_ids as special_ids,

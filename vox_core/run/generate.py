@@ -43,10 +43,6 @@ _BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 Finish: TypeAlias = Literal["stop", "length"]
 
 
-def _never(_token: int) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """A row to generate.
@@ -62,7 +58,7 @@ class Prompt:
 
     tokens: Sequence[int]
     sampling: Sampling
-    ended: Callable[[int], bool] = _never
+    ended: Callable[[int], bool] = lambda _token: False
     adapter: str | None = None
     top: int | None = None
     allowed: Callable[[int], Bools | None] | None = None

@@ -285,12 +285,6 @@ def steps_of(plan: RunPlan, first: int, source: StepSource | None = None) -> Ite
         )
 
 
-def _epochs_after(plan: RunPlan, step: int) -> float:
-    """Return the epochs finished after `step`; several updates on the same answers count once."""
-    contract, updates = plan.contract, plan.settings.updates
-    return epochs_after(contract.data.rows, contract.batch_size, step) / updates
-
-
 class StepSource(Protocol):
     """Source of a run's batches: its documents, or the model's own answers."""
 
@@ -425,6 +419,10 @@ def _checkpoint_writer(session: Session) -> CheckpointWriter:
         "versions": versions(session.plan.inputs.backend),
         "validated": contract.validated,
     }
+
+    def epoch_of(step: int) -> float:  # several updates on the same answers count once
+        return epochs_after(contract.data.rows, contract.batch_size, step) / settings.updates
+
     return CheckpointWriter(
         session.plan.run.checkpoints,
         session.emit,
@@ -433,7 +431,7 @@ def _checkpoint_writer(session: Session) -> CheckpointWriter:
             steps=settings.save_every,
             minutes=settings.save_minutes,
             epochs=settings.save_epochs,
-            epoch_of=partial(_epochs_after, session.plan),
+            epoch_of=epoch_of,
         ),
         retention=Retention(settings.keep, settings.keep_every),
         progress=session.progress,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vox_core.contract import DataPolicy
 from vox_core.data import row_facts
 from vox_core.data.chosen import choose_rows
-from vox_core.data.row_facts import text_of
+from vox_core.data.row_facts import row_text
 from vox_core.data.rows import parse_row
 from vox_core.errors import PluginError
 from vox_data import near_duplicates as near
@@ -162,7 +162,7 @@ def test_validation_rows_that_nearly_are_trained_on(tmp_path: Path) -> None:
 
 def test_rows_that_differ_in_calls_or_rejected_answers_are_not_near() -> None:
     def row(said: dict[str, Any]) -> str:
-        return text_of(parse_row(said))
+        return row_text(parse_row(said))
 
     def called(name: str, **arguments: object) -> dict[str, object]:
         call = {"function": {"name": name, "arguments": arguments}}

@@ -1,0 +1,222 @@
+"""Make a model with random weights like another model, or smaller.
+
+The folder has Hugging Face's layout: `vox train --model OUT --method full` trains it, and every
+other command takes it, too. Weights are float32, drawn as transformers initialises the family. The
+same seed and versions of torch and transformers draw the same weights.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vox_core.api.files import atomic_folder, require_absent
+from vox_core.api.models import Progress, resolve_reference
+from vox_core.api.rows import check_files, find_split
+from vox_core.api.tokenizers import load_tokenizer
+from vox_core.errors import ConfigError
+from vox_scratch.tokenizer import bytes_per_token, trained_like
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+LIKE = "smollm2-135m"
+_OURS = {"architectures", "model_type", "dtype", "transformers_version", "vocab_size"}
+"""Keys of a configuration that no value may be given for."""
+_SCALED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True, slots=True)
+class NewModel:
+    """A model that was written.
+
+    Args:
+        like: id of the model whose architecture it has.
+        parameters: all of them; a tied head counts once.
+        vocabulary: tokens of the tokenizer.
+        bytes_per_token: of a tokenizer that was trained, on its data; None for the model's own.
+    """
+
+    path: Path
+    like: str
+    model_type: str
+    parameters: int
+    vocabulary: int
+    bytes_per_token: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__} | {"path": str(self.path)}
+
+
+def new_model(
+    out: Path,
+    *,
+    like: str = LIKE,
+    values: Mapping[str, Any] | None = None,
+    data: Sequence[Path] = (),
+    vocab: int | None = None,
+    seed: int = 42,
+    progress: Progress | None = None,
+) -> NewModel:
+    """Write a model with random weights to the new folder `out`.
+
+    Args:
+        like: a model, whose configuration and tokenizer are taken; its weights are not read.
+        values: other values of its configuration, such as `num_hidden_layers`.
+        data: train a tokenizer on these files and folders; the new model has no chat template then.
+        vocab: tokens of that tokenizer; by default as many as the model's has.
+
+    Raises:
+        ConfigError: C002, an unknown or impossible value; C004, `vocab` without `data`.
+        DataError: a data file cannot be used.
+        ModelError: `like` cannot be used, or is no causal language model.
+        OutputError: `out` exists, or cannot be written.
+    """
+    require_absent(out)
+    if vocab is not None and not data:
+        what, remedy = "--vocab without data to train a tokenizer on", "name files with --data"
+        raise ConfigError("C004", what, where="--vocab", found=vocab, remedy=remedy)
+    base = resolve_reference(like, progress=progress).base
+    config = _configuration(base.path, values or {})
+    tokenizer = load_tokenizer(base.path)
+    density = None
+    if data:
+        files = check_files(find_split(data)[0])
+        tokenizer = trained_like(tokenizer, files, vocab or len(tokenizer))
+        config.vocab_size = len(tokenizer)
+        for name in _TOKENS:
+            setattr(config, name, getattr(tokenizer, name))
+        density = bytes_per_token(tokenizer, files)
+    tokenizer.chat_template = None
+    model = _initialised(config, seed)
+    with atomic_folder(out) as folder, _without_bars():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        for weights in folder.glob("*.safetensors"):  # which safetensors writes for the owner alone
+            weights.chmod((folder / "config.json").stat().st_mode)
+    count = model.num_parameters()
+    return NewModel(out, base.id, config.model_type, count, len(tokenizer), density)
+
+
+def _configuration(folder: Path, values: Mapping[str, Any]) -> PreTrainedConfig:
+    """The configuration of the language model in `folder`, with `values` in place of its own."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    config = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config()
+    known = config.to_dict()
+    known.pop("quantization_config", None)
+    settable = {name: value for name, value in known.items() if name not in _OURS}
+    common = {*PreTrainedConfig().to_dict()}
+    values = {name: _fitting(name, value, settable, common) for name, value in values.items()}
+    values = {**_in_proportion(known, values), **values}
+    layers = known.get("num_hidden_layers")
+    wanted = values.get("num_hidden_layers", layers)
+    for name, value in known.items():
+        if isinstance(value, list) and len(value) == layers:  # such as `layer_types`
+            known[name] = [value[n % layers] for n in range(wanted)]
+    try:
+        changed: PreTrainedConfig = type(config).from_dict({**known, **values})
+    except Exception as error:  # each family checks its configuration in its own way
+        raise _impossible(error) from error
+    return changed
+
+
+def _in_proportion(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes that go with another `hidden_size`: heads of the same size, at least as many queries to
+    a key, feed-forward layers in proportion, rounded up to a multiple of 64."""
+    if not (old := known.get("hidden_size")) or (new := values.get("hidden_size", old)) in (0, old):
+        return {}
+    scaled = {name: known[name] * new / old for name in _SCALED if known.get(name)}
+    sizes = {}
+    if inner := scaled.get("intermediate_size"):
+        sizes["intermediate_size"] = math.ceil(inner / 64) * 64
+    if (heads := scaled.get("num_attention_heads")) and heads.is_integer():
+        count = sizes["num_attention_heads"] = values.get("num_attention_heads", int(heads))
+        if keys := scaled.get("num_key_value_heads"):
+            sizes["num_key_value_heads"] = math.gcd(count, max(1, round(keys)))
+    return sizes
+
+
+def _fitting(name: str, value: Any, known: Mapping[str, Any], common: set[str]) -> Any:
+    """The value as the configuration has it (C002 unless it has one of that name and type).
+
+    Args:
+        common: names of every family, which an error does not list.
+    """
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        raise ConfigError(
+            "C002",
+            "the model's configuration has no such value",
+            where=f"--set {name}",
+            expected=", ".join(sorted({*known} - common)),
+            remedy=f"did you mean {near[0]}?" if near else "use one of these names",
+        )
+    was = known[name]
+    if isinstance(was, float) and type(value) is int:
+        return float(value)
+    if was is not None and type(value) is not type(was):
+        raise ConfigError(
+            "C002",
+            "a value of the configuration has another type",
+            where=f"--set {name}",
+            found=json.dumps(value),
+            expected=f"one like the model's, {json.dumps(was)}",
+            remedy="correct the value",
+        )
+    return value
+
+
+def _initialised(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    """Draw the weights of a model, and compute the logits of two tokens with them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            make = AutoModelForCausalLM.from_config
+            model: PreTrainedModel = make(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            logits = model(torch.tensor([[0, 1]])).logits
+    except Exception as error:  # what does not fit together fails anywhere
+        raise _impossible(error) from error
+    if not logits.isfinite().all() or not all(part.numel() for part in model.parameters()):
+        raise _impossible(ValueError("weights without a number, or logits that are not finite"))
+    return model
+
+
+def _impossible(error: Exception) -> ConfigError:
+    said = " ".join(map(str.strip, str(error).splitlines()))
+    return ConfigError(
+        "C002",
+        "these values do not make a model",
+        where="--set",
+        found=said or type(error).__name__,
+        expected="sizes that fit together: hidden_size a multiple of num_attention_heads, and that "
+        "of num_key_value_heads",
+        remedy="correct the values",
+    )
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep transformers' progress bars off the terminal, and its setting as it was."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
