@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, Unpack, overload
 
 from vox_core.config import (
     ChatSettings,
@@ -41,6 +41,7 @@ from vox_core.errors import ConfigError
 from vox_core.host.load import call_hook, provider, read_settings
 
 if TYPE_CHECKING:
+    from vox_core.keywords import Answers, Load, Merge, Sampling, Train, Trainer
     from vox_core.models import Progress
     from vox_core.run.answers import Answered
     from vox_core.run.artifacts import TrainReport
@@ -98,7 +99,7 @@ def train(
     plan: Reference | None = None,
     on_event: OnEvent | None = None,
     progress: bool = False,
-    **settings: Any,
+    **settings: Unpack[Train],
 ) -> Run:
     """Fine-tune a model, or resume a run (`resume=RUN`).
 
@@ -142,7 +143,7 @@ def plan(
     config: Reference | None = None,
     on_event: OnEvent | None = None,
     progress: bool = False,
-    **settings: Any,
+    **settings: Unpack[Train],
 ) -> Any:
     """Return what `train` would do with these settings, and the memory it would use.
 
@@ -172,7 +173,7 @@ def merge(
     config: Reference | None = None,
     on_event: OnEvent | None = None,
     progress: bool = False,
-    **settings: Any,
+    **settings: Unpack[Merge],
 ) -> MergeReport:
     """Merge the adapter of `run` into its base model, and verify the result.
 
@@ -199,7 +200,7 @@ def open_trainer(
     config: Reference | None = None,
     on_event: OnEvent | None = None,
     progress: bool = False,
-    **settings: Any,
+    **settings: Unpack[Trainer],
 ) -> OpenTrainer:
     """Load a model to train in a loop of your own; close it with `with` or `close()`.
 
@@ -238,7 +239,7 @@ def load(
     config: Reference | None = None,
     on_event: OnEvent | None = None,
     progress: bool = False,
-    **settings: Any,
+    **settings: Unpack[Load],
 ) -> Model:
     """Load a run or a model; close it with `with` or `close()`.
 
@@ -281,7 +282,7 @@ class Model:
         self._opened, self._settings, self._said, self._config = opened, settings, said, config
 
     @in_python
-    def chat(self, messages: Messages, **sampling: Any) -> str:
+    def chat(self, messages: Messages, **sampling: Unpack[Sampling]) -> str:
         """Answer a message or a conversation, with the sampling settings of `[chat]`.
 
         Raises:
@@ -290,9 +291,9 @@ class Model:
         return "".join(self._answer(ChatSettings, messages, 0, sampling))
 
     @overload
-    def generate(self, prompts: str, **sampling: Any) -> str: ...
+    def generate(self, prompts: str, **sampling: Unpack[Sampling]) -> str: ...  # type: ignore[overload-overlap]  # a text is a sequence of texts
     @overload
-    def generate(self, prompts: Sequence[Messages], **sampling: Any) -> list[str]: ...
+    def generate(self, prompts: Sequence[Messages], **sampling: Unpack[Sampling]) -> list[str]: ...
 
     @in_python
     def generate(self, prompts: str | Sequence[Messages], **sampling: Any) -> str | list[str]:
@@ -313,7 +314,7 @@ class Model:
         out: Reference | None = None,
         on_event: OnEvent | None = None,
         progress: bool = False,
-        **sampling: Any,
+        **sampling: Unpack[Answers],
     ) -> Iterator[Answered]:
         """Answer many prompts at once, and yield the answers in order, with token counts.
 
@@ -337,7 +338,7 @@ class Model:
             )
 
     @in_python
-    def stream(self, messages: Messages, *, row: int = 0, **sampling: Any) -> Answer:
+    def stream(self, messages: Messages, *, row: int = 0, **sampling: Unpack[Sampling]) -> Answer:
         """Yield an answer in pieces as they are generated, with token counts.
 
         Args:
@@ -390,13 +391,11 @@ def runs(folder: Reference = "runs") -> list[Summary]:
 # --- settings and events --------------------------------------------------------------------------
 
 
-def _keywords(
-    kind: type[Section], settings: Mapping[str, Any], *, loaded: bool = False
-) -> dict[str, Any]:
+def _keywords(kind: type[Section], said: Mapping[str, Any], loaded: bool = False) -> dict[str, Any]:
     """Validate the names of a call's keywords; convert values to those of `vox.toml`."""
-    require_keywords(kind, settings, loaded=loaded)
-    files = {name: _stored(settings[name]) for name in ("data", "valid") if name in settings}
-    return {name: _plain(value) for name, value in given({**settings, **files}).items()}
+    require_keywords(kind, said, loaded=loaded)
+    files = {name: _stored(said[name]) for name in ("data", "valid") if name in said}
+    return {name: _plain(value) for name, value in given({**said, **files}).items()}
 
 
 def _stored(data: Data | None) -> Any:
