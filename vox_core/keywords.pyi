@@ -53,7 +53,7 @@ class Train(TypedDict, total=False):
     seq_len: int
     optimizer: Literal["adamw", "adamw-8bit"]
     lr: float
-    schedule: Literal["cosine", "linear", "constant"]
+    schedule: Literal["cosine", "linear", "constant", "wsd"]
     warmup: float
     weight_decay: float
     clip: float

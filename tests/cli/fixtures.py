@@ -38,8 +38,9 @@ def _clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def vox(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Vox:
     """`vox("train", "--rank", 8, stdin="…")` -> exit code, stdout, stderr."""
 
-    def run(*arguments: object, stdin: str = "") -> Done:
+    def run(*arguments: object, stdin: str = "", terminal: bool = False) -> Done:
         text = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
+        monkeypatch.setattr(text, "isatty", lambda: terminal)
         monkeypatch.setattr("sys.stdin", text)
         capsys.readouterr()
         code = failures.run(root, [str(argument) for argument in arguments])

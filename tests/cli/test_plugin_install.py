@@ -127,12 +127,9 @@ def test_nobody_to_ask(vox, applied, command: str) -> None:
 
 
 @pytest.mark.parametrize(("answer", "code", "count"), [("y", 0, 1), ("n", 130, 0), ("", 130, 0)])
-def test_a_person_is_asked(vox, applied, monkeypatch, answer: str, code: int, count: int) -> None:
-    monkeypatch.setattr("vox_core.cli.plugin_install._has_terminal", lambda: True)
-    assert (vox("plugin", "install", "cpu", stdin=f"{answer}\n").code, len(applied)) == (
-        code,
-        count,
-    )
+def test_a_person_is_asked(vox, applied, answer: str, code: int, count: int) -> None:
+    done = vox("plugin", "install", "cpu", stdin=f"{answer}\n", terminal=True)
+    assert (done.code, len(applied)) == (code, count)
 
 
 def test_json_is_one_object_and_the_plan_is_on_stderr(vox, applied) -> None:

@@ -221,14 +221,10 @@ def _described(plan: InstallPlan, done: bool) -> dict[str, Any]:
 
 def _require_agreement() -> None:
     """Ask for confirmation on the terminal (I012 without one; click.Abort if the answer is no)."""
-    if not _has_terminal():
+    if not sys.stdin.isatty():
         raise InputError(
             "I012",
             "the plan needs confirmation, and there is no terminal",
             remedy="check the plan and run again with --yes",
         )
     click.confirm("continue?", abort=True, err=True)
-
-
-def _has_terminal() -> bool:
-    return sys.stdin.isatty()

@@ -28,6 +28,7 @@ from vox_core.contract import (
     Method,
     ObjectiveSpec,
     Quant,
+    Schedule,
     Unrated,
 )
 from vox_core.text import did_you_mean
@@ -400,8 +401,8 @@ class TrainSettings(DataSettings):
     lr: Annotated[float, Field(gt=0)] = Field(
         LORA_LR, description=f"Peak learning rate; with --method full {FULL_LR} by default."
     )
-    schedule: Literal["cosine", "linear", "constant"] = Field(
-        "cosine", description="Learning rate schedule after warm-up."
+    schedule: Schedule = Field(
+        "cosine", description="Schedule after warm-up; wsd falls in the last fifth of the steps."
     )
     warmup: Share = Field(0.03, description="Fraction of the steps that warm up the learning rate.")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="Weight decay of AdamW.")

@@ -12,7 +12,7 @@ API_VERSION = "2.0"
 """Version of the seam, `major.minor`; a plugin declares the one it was written for."""
 
 Method: TypeAlias = Literal["lora", "rslora", "dora", "full"]
-Schedule: TypeAlias = Literal["cosine", "linear", "constant"]
+Schedule: TypeAlias = Literal["cosine", "linear", "constant", "wsd"]
 DType: TypeAlias = Literal["bf16", "fp16", "fp32"]
 Quant: TypeAlias = Literal[
     "none", "nf4", "nf4-embeddings", "nf4-single", "int8", "affine4", "affine8", "mxfp4", "nvfp4"

@@ -250,13 +250,15 @@ def is_validated(step: int, total: int, every: int) -> bool:
 def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
     """The learning rate of step `step`, counted from 1.
 
-    Warm-up takes `round(warmup * total_steps)` steps and is never zero: step 1 of 10 warm-up steps
-    has a tenth of the rate. Cosine and linear reach zero after the last step, not at it, so that
-    every step trains. (These are transformers' `get_scheduler` curves, started one step later.)
+    Curves are those of transformers, one step later: warm-up takes `round(warmup * total_steps)`
+    steps and begins above zero, and all but constant reach zero after the last step, so that every
+    step trains. `wsd` (arXiv:2404.06395) falls linearly in the last fifth of all steps.
     """
     warmup = round(spec.warmup * total_steps)
     if step <= warmup:
         return spec.lr * step / (warmup + 1)
+    if spec.schedule == "wsd":
+        return spec.lr * min(1.0, (total_steps + 1 - step) / max(1, round(0.2 * total_steps)))
     done = (step - 1 - warmup) / max(1, total_steps - warmup)
     if spec.schedule == "cosine":
         return spec.lr * 0.5 * (1 + math.cos(math.pi * done))
