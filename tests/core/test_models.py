@@ -342,10 +342,11 @@ RESOLVE = """
 import json, sys
 from vox_core.errors import ModelError
 from vox_core.models import resolve
-reference, revision = sys.argv[1:]
+reference, revision, weights = sys.argv[1:]
 kinds = set()
 try:
-    model = resolve(reference, revision=revision or None, progress=lambda w, d, t: kinds.add(w))
+    model = resolve(reference, revision=revision or None, progress=lambda w, d, t: kinds.add(w),
+                    weights=bool(weights))
     answer = {"path": str(model.path), "id": model.id, "revision": model.revision,
               "licence": model.licence, "progress": sorted(kinds)}
 except ModelError as error:
@@ -427,10 +428,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterat
     server.server_close()
 
 
-def resolve_apart(reference: str, revision: str = "") -> dict[str, Any]:
+def resolve_apart(reference: str, revision: str = "", weights: bool = True) -> dict[str, Any]:
     """What `resolve` gives or says in a new process; the token never shows."""
     done = subprocess.run(
-        [sys.executable, "-c", RESOLVE, reference, revision],
+        [sys.executable, "-c", RESOLVE, reference, revision, "weights" * weights],
         capture_output=True,
         text=True,
         check=True,
@@ -438,6 +439,18 @@ def resolve_apart(reference: str, revision: str = "") -> dict[str, Any]:
     assert TOKEN not in done.stdout + done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
+
+
+def test_configuration_and_tokenizer_alone(hub: Hub) -> None:
+    model = resolve_apart("owner/model", weights=False)
+    assert {path.name for path in Path(model["path"]).iterdir()} == {
+        "README.md",
+        "config.json",
+        "tokenizer.json",
+    }
+    whole = resolve_apart("owner/model")
+    assert whole["path"] == model["path"]
+    assert (Path(whole["path"]) / "model.safetensors").is_file()
 
 
 def test_a_hub_id_online_and_then_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

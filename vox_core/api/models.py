@@ -19,7 +19,7 @@ from vox_core.digests import TOKENIZER_FILES as TOKENIZER_FILES
 from vox_core.host import Request as Request, choose as choose
 from vox_core.host.load import Backend as Backend, write_model as write_model
 from vox_core.host.select import Seen as Seen
-from vox_core.models import LocalModel as LocalModel, Progress as Progress
+from vox_core.models import LocalModel as LocalModel, Progress as Progress, resolve as resolve
 from vox_core.run.artifacts import base_name as base_name
 from vox_core.host.load import Context as Context, Observe as Observe, ignore as ignore
 from vox_core.run.folder import MANIFEST as MANIFEST

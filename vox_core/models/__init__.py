@@ -67,13 +67,18 @@ class LocalModel:
 
 
 def resolve(
-    reference: str, *, revision: str | None = None, progress: Progress | None = None
+    reference: str,
+    *,
+    revision: str | None = None,
+    progress: Progress | None = None,
+    weights: bool = True,
 ) -> LocalModel:
     """Find, download or convert the model that `reference` names.
 
     Args:
         revision: branch, tag or commit; for models on the hub only.
         progress: called during downloads and conversions.
+        weights: False: only configuration and tokenizer are needed, so others are not downloaded.
 
     Raises:
         ModelError: no model was found, or it cannot be used.
@@ -89,7 +94,7 @@ def resolve(
         remedy = "leave out the revision, or name the model as owner/name"
         raise ModelError("M001", what, where=reference, found=f"revision {revision}", remedy=remedy)
     if reference and path.is_dir():
-        return _checked(path, path.resolve().name)
+        return _checked(path, path.resolve().name, weights=weights)
     if path.suffix == ".gguf" and path.is_file():
         sha256 = file_sha256(path)
         folder = converted.made_once(path.stem, sha256, lambda _: path, report)
@@ -102,9 +107,9 @@ def resolve(
     if of_hub and not repository and not (revision is None and path.parent.is_dir()):
         repository = reference
     if repository:
-        folder = hub.download(repository, revision, report)
+        folder = hub.download(repository, revision, report, weights)
         licence = entry.licence if entry else None
-        return _checked(folder, repository, folder.name, licence, repository)
+        return _checked(folder, repository, folder.name, licence, repository, weights)
     raise _unknown(reference)
 
 
@@ -119,19 +124,15 @@ def identity(model: LocalModel) -> ModelIdentity:
     )
 
 
-def unhashed(model: LocalModel) -> ModelIdentity:
-    """Identify a model without hashing its content, for plans that are not run."""
-    return ModelIdentity(model.revision, model.model_type, "", "")
-
-
 def _checked(
     path: Path,
     id: str,
     revision: str | None = None,
     licence: str | None = None,
     hub: str | None = None,
+    weights: bool = True,
 ) -> LocalModel:
-    model_type, on_card = check_folder(path)
+    model_type, on_card = check_folder(path, weights)
     return LocalModel(path.resolve(), id, revision, licence or on_card, model_type, hub)
 
 

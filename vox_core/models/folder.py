@@ -43,7 +43,7 @@ _MODEL_TYPE = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 
 
-def check_folder(folder: Path) -> tuple[str, str | None]:
+def check_folder(folder: Path, weights: bool = True) -> tuple[str, str | None]:
     """Check `folder` without reading weights; return its model type and its card's licence.
 
     Raises:
@@ -71,7 +71,8 @@ def check_folder(folder: Path) -> tuple[str, str | None]:
         raise ModelError("M002", what, where=folder, faults=faults, remedy=remedy)
     if named := [f"{file}: {key}" for file, doc in parsed.items() for key in code_keys(doc, file)]:
         raise _needs_code(folder, named)
-    WeightFolder(folder)
+    if weights:
+        WeightFolder(folder)
     return str(model_type), _card_licence(folder)
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vox_core import files
 from vox_core.errors import ModelError, VoxError
+
+if TYPE_CHECKING:
+    from vox_core.models import Progress
 
 WANTED = (
     "*.safetensors",
@@ -35,9 +37,7 @@ def is_hub_id(reference: str) -> bool:
     return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", reference, re.ASCII))
 
 
-def download(
-    repository: str, revision: str | None, report: Callable[[str, int, int], None]
-) -> Path:
+def download(repository: str, revision: str | None, report: Progress, weights: bool = True) -> Path:
     """Return the snapshot folder of `repository`, named by its commit; downloaded if needed.
 
     Raises:
@@ -53,7 +53,7 @@ def download(
             repository,
             revision=revision,
             allow_patterns=list(WANTED),
-            ignore_patterns=list(UNWANTED),
+            ignore_patterns=[*UNWANTED, *([] if weights else ["*.safetensors"])],
             tqdm_class=_bar(report),
         )
     except (HFValidationError, ConnectionFailure, HfHubHTTPError, OSError) as error:
@@ -101,7 +101,7 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}"
 
 
-def _bar(report: Callable[[str, int, int], None]) -> type[Any]:
+def _bar(report: Progress) -> type[Any]:
     """Return a progress bar class that draws nothing and reports the bytes on disk."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from vox_core import files, models
 from vox_core.config import TrainSettings
-from vox_core.contract import Advice, ExecutionPlan, FineTuneContract, Notice, World
+from vox_core.contract import Advice, ExecutionPlan, FineTuneContract, ModelIdentity, Notice, World
 from vox_core.data.checked import unused_fields
 from vox_core.data.formats import is_remote
 from vox_core.data.rows import learns_from_answers
@@ -198,7 +198,8 @@ def plan_run(
     )
     data = build_datasets(settings, inputs)
     hashed, model, weights = hashed or previous is not None, inputs.model, inputs.weights
-    identity = models.identity(model) if hashed else models.unhashed(model)
+    unhashed = ModelIdentity(model.revision, model.model_type, "", "")
+    identity = models.identity(model) if hashed else unhashed
     execution = plan.make_plan(settings, inputs, data, identity)
     if start:
         require_same_adapter(start.adapter, execution, start.folder)

@@ -212,6 +212,7 @@ def test_it_learns_from_nothing(likes, text: Path, tmp_path: Path, backend: str)
         ({"data": ["bad.jsonl"]}, "D003", "bad.jsonl"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_what_does_not_make_a_model(
     likes, text: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], code: str, said: str
 ) -> None:

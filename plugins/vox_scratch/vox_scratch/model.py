@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core.api.files import atomic_folder, require_absent
-from vox_core.api.models import Progress, resolve_reference
+from vox_core.api.models import Progress, resolve
 from vox_core.api.rows import check_files, find_split
 from vox_core.api.tokenizers import load_tokenizer
 from vox_core.errors import ConfigError
@@ -70,7 +70,7 @@ def new_model(
     """Write a model with random weights to the new folder `out`.
 
     Args:
-        like: a model, whose configuration and tokenizer are taken; its weights are not read.
+        like: a model, whose configuration and tokenizer are taken; it needs no weights.
         values: other values of its configuration, such as `num_hidden_layers`.
         data: train a tokenizer on these files and folders; the new model has no chat template then.
         vocab: tokens of that tokenizer; by default as many as the model's has.
@@ -85,7 +85,7 @@ def new_model(
     if vocab is not None and not data:
         what, remedy = "--vocab without data to train a tokenizer on", "name files with --data"
         raise ConfigError("C004", what, where="--vocab", found=vocab, remedy=remedy)
-    base = resolve_reference(like, progress=progress).base
+    base = resolve(like, progress=progress, weights=False)
     config = _configuration(base.path, values or {})
     tokenizer = load_tokenizer(base.path)
     density = None
