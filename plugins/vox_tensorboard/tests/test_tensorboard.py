@@ -17,6 +17,7 @@ from vox_core.contract import (
     Evaluation,
     Event,
     Notice,
+    ObjectiveMetrics,
     RunEnd,
     RunStart,
     StepDone,
@@ -66,6 +67,17 @@ def test_each_number_is_a_scalar(tmp_path: Path) -> None:
         "train/memory_bytes": [(1, 2.0**33), (2, 2.0**33)],
         "eval/sums": [(2, 0.75)],
         "checkpoint/seconds": [(2, 0.25)],
+    }
+
+
+def test_a_run_with_rewards_has_their_curves_and_no_validation_loss(tmp_path: Path) -> None:
+    metrics = {"reward": 0.5, "rewards/numeric/mean": 0.25, "kl": 0.125}
+    tell(start(tmp_path), Validation(0, -0.5, 0.5), ObjectiveMetrics(1, metrics))
+    assert read(tmp_path) == {
+        "validation/reward": [(0, 0.5)],
+        "train/reward": [(1, 0.5)],
+        "train/rewards/numeric/mean": [(1, 0.25)],
+        "train/kl": [(1, 0.125)],
     }
 
 

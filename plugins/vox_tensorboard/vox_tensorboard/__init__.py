@@ -19,6 +19,7 @@ from vox_core.contract import (
     CheckpointWritten,
     Evaluation,
     Event,
+    ObjectiveMetrics,
     RunEnd,
     RunStart,
     StepDone,
@@ -28,6 +29,7 @@ from vox_core.hookspecs import hookimpl
 
 FOLDER = "tensorboard"
 """In the run folder."""
+_Drawn = StepDone | ObjectiveMetrics | Validation | Evaluation | CheckpointWritten
 
 
 class Curves:
@@ -82,7 +84,7 @@ class TensorBoard:
             self._close()
             self._start = event
         elif values := scalars(event):
-            assert isinstance(event, StepDone | Validation | Evaluation | CheckpointWritten)
+            assert isinstance(event, _Drawn)
             self._opened().add(event.step, values)
         if isinstance(event, RunEnd):
             self._close()
@@ -106,8 +108,10 @@ def scalars(event: Event) -> dict[str, float]:
     match event:
         case StepDone():
             return _of_step(event)
-        case Validation(loss=loss):
-            return {"validation/loss": loss}
+        case ObjectiveMetrics(metrics=metrics):
+            return {f"train/{name}": value for name, value in metrics.items()}
+        case Validation(loss=loss, reward=reward):
+            return {"validation/loss": loss} if reward is None else {"validation/reward": reward}
         case Evaluation(scores=scores):
             return dict(scores)
         case CheckpointWritten(seconds=seconds):
