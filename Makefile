@@ -115,7 +115,7 @@ $(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the tools for tests …"
 	@$(PIP_INSTALL) --no-build-isolation -e '.[dev]' -e libs/vox_testing -e 'plugins/vox_runs[plot]' -e plugins/vox_cuda -e plugins/vox_mlx \
-		-e plugins/vox_tensorboard -e plugins/vox_tinker
+		-e plugins/vox_tensorboard -e plugins/vox_tinker -e plugins/vox_wandb
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed-dev benchmarks/requirements.txt

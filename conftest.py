@@ -35,10 +35,11 @@ hypothesis.settings.load_profile("vox")
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_settings_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A configuration folder of their own, for the processes that they start too. The observer is
-    disabled there, which would watch every run of every test; its own tests have another folder."""
+    """A configuration folder of their own, for the processes that they start too. The
+    trackers, which would watch every run of every test, are disabled there; their own tests have
+    another folder."""
     folder = tmp_path_factory.mktemp("config")
-    (folder / "plugins.json").write_text('{"disabled": ["tensorboard"]}')
+    (folder / "plugins.json").write_text('{"disabled": ["tensorboard", "wandb"]}')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VOX_CONFIG", str(folder))
         yield

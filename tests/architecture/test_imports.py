@@ -32,6 +32,7 @@ PACKAGES = {
     "vox_cuda": ROOT / "plugins/vox_cuda/vox_cuda",
     "vox_mlx": ROOT / "plugins/vox_mlx/vox_mlx",
     "vox_tensorboard": ROOT / "plugins/vox_tensorboard/vox_tensorboard",
+    "vox_wandb": ROOT / "plugins/vox_wandb/vox_wandb",
     "vox_objectives": ROOT / "plugins/vox_objectives/vox_objectives",
     "vox_eval": ROOT / "plugins/vox_eval/vox_eval",
     "vox_scorers": ROOT / "plugins/vox_scorers/vox_scorers",

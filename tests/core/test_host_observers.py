@@ -49,7 +49,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("VOX_CONFIG", str(tmp_path / "config"))
-    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "tensorboard")
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "tensorboard,wandb")
     monkeypatch.chdir(tmp_path)
     return Site(folder)
 
@@ -224,7 +224,7 @@ def test_one_with_a_newer_api_is_left_out_unimported(site: Site) -> None:
 
 def test_a_blocked_one_is_left_out_in_silence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = watch(site, "good")
-    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "good,tensorboard")
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "good,tensorboard,wandb")
     assert faults_of(Observers(), EVENT) == []
     assert heard() == []
 

@@ -82,7 +82,7 @@ def test_a_settings_file_that_was_named_has_to_exist(further: Path) -> None:
 
 def test_what_the_user_disabled_reaches_no_test() -> None:
     assert config_folder() != user_config_path("vox", appauthor=False)
-    assert disabled() == ("tensorboard",), "by conftest.py, and nothing else"
+    assert disabled() == ("tensorboard", "wandb"), "by conftest.py, and nothing else"
 
 
 def test_nor_a_process_that_a_test_starts() -> None:

@@ -439,7 +439,7 @@ PEERS: dict[str, tuple[str, str]] = {
     "prompt": ("", 'the prompt has no flag: vox generate RUN "…"'),
     "report-to": (
         "",
-        "trackers are plugins, and need no setting: vox plugin install tensorboard; "
+        "trackers are plugins, and need no setting: vox plugin install wandb; "
         "telemetry.jsonl in the run folder has every step",
     ),
     "reward-weights": ("reward", "the weight stands behind the name: exact=0.5"),

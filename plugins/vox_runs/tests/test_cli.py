@@ -356,7 +356,7 @@ def training(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> lis
     site.add("loud", LOUD, manifest=MANIFEST.replace("1000000", "0"))
     path = filter(None, (str(site.folder), os.environ.get("PYTHONPATH")))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
-    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "tensorboard")
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "tensorboard,wandb")
     base = make_model("llama", tmp_path / "base")
     (tmp_path / "train.jsonl").write_text('{"prompt": "Which?", "completion": "That one."}\n')
     given: dict[str, object] = {

@@ -119,7 +119,7 @@ assert 'tensorboard' in sys.modules and 'torch' not in sys.modules
 def test_through_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by its entry point, told in its own process, and equal to the telemetry."""
     monkeypatch.setenv("VOX_CONFIG", str(tmp_path / "config"))
-    monkeypatch.delenv("VOX_DISABLE_PLUGINS", raising=False)
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "wandb")
     assert "tensorboard" in [each.id for each in Observers()._listening], "is it installed?"
     rows = '{"prompt": "Which?", "completion": "That one."}\n'
     (tmp_path / "train.jsonl").write_text(rows)
