@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,22 @@ def test_families_with_more_layers_than_the_model_they_are_like(
     assert run.losses == [pytest.approx(math.log(VOCABULARY), rel=0.05)]
 
 
+def test_a_value_may_be_left_out(likes, tmp_path: Path) -> None:
+    made = new_model(tmp_path / "new", like=likes("mistral"), values={"sliding_window": None})
+    assert config(Path(likes("mistral")))["sliding_window"] == 16
+    assert config(made.path)["sliding_window"] is None
+
+
+@pytest.mark.parametrize("kind", ["vit", "unheard-of"])
+def test_what_is_no_causal_language_model(likes, tmp_path: Path, kind: str) -> None:
+    like = tmp_path / "like"
+    shutil.copytree(likes("llama"), like)
+    (like / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(VoxError, match="VOX-C002") as caught:
+        new_model(tmp_path / "new", like=str(like))
+    assert "does not make a model" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("values", "sizes"),
     [
@@ -199,11 +216,13 @@ def test_it_learns_from_nothing(likes, text: Path, tmp_path: Path, backend: str)
         ({"values": {"hidden_size": "64"}}, "C002", "one like the model's, 32"),
         ({"values": {"hidden_size": True}}, "C002", "one like the model's, 32"),
         ({"values": {"vocab_size": 64}}, "C002", "no such value"),
-        ({"values": {"num_attention_heads": 5}}, "C002", "do not make a model"),
-        ({"values": {"num_hidden_layers": -1}}, "C002", "do not make a model"),
-        ({"values": {"hidden_size": 0}}, "C002", "do not make a model"),
-        ({"values": {"hidden_size": -32}}, "C002", "do not make a model"),
-        ({"values": {"hidden_size": 33}}, "C002", "do not make a model"),
+        ({"values": {"num_attention_heads": 5}}, "C002", "does not make a model"),
+        ({"values": {"num_hidden_layers": -1}}, "C002", "does not make a model"),
+        ({"values": {"num_hidden_layers": None}}, "C002", "does not make a model"),
+        ({"values": {"hidden_size": None}}, "C002", "does not make a model"),
+        ({"values": {"hidden_size": 0}}, "C002", "does not make a model"),
+        ({"values": {"hidden_size": -32}}, "C002", "does not make a model"),
+        ({"values": {"hidden_size": 33}}, "C002", "does not make a model"),
         ({"values": {"rms_norm_eps": math.nan}}, "C002", "not finite"),
         ({"vocab": 300}, "C004", "--data"),
         ({"data": ["train.txt"], "vocab": 259}, "C002", "at least 260"),

@@ -67,18 +67,19 @@ def new_model(
     seed: int = 42,
     progress: Progress | None = None,
 ) -> NewModel:
-    """Write a model with random weights to the new folder `out`.
+    """Write a model with random weights, and without a chat template, to the new folder `out`.
 
     Args:
         like: a model, whose configuration and tokenizer are taken; it needs no weights.
         values: other values of its configuration, such as `num_hidden_layers`.
-        data: train a tokenizer on these files and folders; the new model has no chat template then.
+        data: files and folders to train a tokenizer on.
         vocab: tokens of that tokenizer; by default as many as the model's has.
 
     Raises:
-        ConfigError: C002, an unknown or impossible value; C004, `vocab` without `data`.
+        ConfigError: C002, an unknown or impossible value, or no causal language model; C004,
+            `vocab` without `data`.
         DataError: a data file cannot be used.
-        ModelError: `like` cannot be used, or is no causal language model.
+        ModelError: `like` cannot be used.
         OutputError: `out` exists, or cannot be written.
     """
     require_absent(out)
@@ -111,21 +112,25 @@ def _configuration(folder: Path, values: Mapping[str, Any]) -> PreTrainedConfig:
     """The configuration of the language model in `folder`, with `values` in place of its own."""
     from transformers import AutoConfig, PreTrainedConfig
 
-    config = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config()
+    try:
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config()
+    except Exception as error:  # each family checks its configuration in its own way
+        raise _impossible(error) from error
     known = config.to_dict()
     known.pop("quantization_config", None)
     settable = {name: value for name, value in known.items() if name not in _OURS}
     common = {*PreTrainedConfig().to_dict()}
     values = {name: _fitting(name, value, settable, common) for name, value in values.items()}
-    values = {**_in_proportion(known, values), **values}
     layers = known.get("num_hidden_layers")
     wanted = values.get("num_hidden_layers", layers)
-    for name, value in known.items():
-        if isinstance(value, list) and len(value) == layers:  # such as `layer_types`
-            known[name] = [value[n % layers] for n in range(wanted)]
     try:
-        changed: PreTrainedConfig = type(config).from_dict({**known, **values})
-    except Exception as error:  # each family checks its configuration in its own way
+        for name, value in known.items():
+            if isinstance(value, list) and len(value) == layers:  # such as `layer_types`
+                known[name] = [value[n % layers] for n in range(wanted)]
+        changed: PreTrainedConfig = type(config).from_dict(
+            {**known, **_in_proportion(known, values), **values}
+        )
+    except Exception as error:
         raise _impossible(error) from error
     return changed
 
@@ -164,7 +169,7 @@ def _fitting(name: str, value: Any, known: Mapping[str, Any], common: set[str]) 
     was = known[name]
     if isinstance(was, float) and type(value) is int:
         return float(value)
-    if was is not None and type(value) is not type(was):
+    if None not in (was, value) and type(value) is not type(was):
         raise ConfigError(
             "C002",
             "a value of the configuration has another type",
@@ -199,12 +204,11 @@ def _impossible(error: Exception) -> ConfigError:
     said = " ".join(map(str.strip, str(error).splitlines()))
     return ConfigError(
         "C002",
-        "these values do not make a model",
-        where="--set",
+        "this configuration does not make a model",
+        where="--like and --set",
         found=said or type(error).__name__,
-        expected="sizes that fit together: hidden_size a multiple of num_attention_heads, and that "
-        "of num_key_value_heads",
-        remedy="correct the values",
+        expected="a causal language model of transformers, and sizes that fit together",
+        remedy="correct the values, or name another model",
     )
 
 
