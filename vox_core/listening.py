@@ -1,4 +1,4 @@
-"""Addresses, API keys and signals of servers.
+"""Addresses and API keys of servers.
 
 Checked before a model is loaded. Without an API key a server answers this machine alone, and only
 requests to a loopback name, which keeps a web page from reaching it through a name of its own (DNS
@@ -7,12 +7,10 @@ rebinding).
 
 from __future__ import annotations
 
-import signal
 import socket
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 
 from vox_core.errors import ConfigError
-from vox_core.host.process import handled
 
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 MIN_KEY = 16
@@ -93,8 +91,3 @@ def is_loopback(header: str) -> bool:
     """Whether a Host header names this machine, with or without a port."""
     name = header.partition("]")[0].lstrip("[") if header.startswith("[") else header
     return (name if header.startswith("[") else name.rpartition(":")[0] or name).lower() in LOOPBACK
-
-
-def signals_ignored(*signals: signal.Signals) -> AbstractContextManager[None]:
-    """Let a command end as usual when uvicorn, once it has drained, raises its signal again."""
-    return handled(lambda *_: None, *signals)

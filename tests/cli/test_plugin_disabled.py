@@ -69,7 +69,7 @@ def test_vox_toml_may_block_a_plugin_that_is_gone(
     done = vox(*command.split())
     assert done.code == 0
     assert done.err.splitlines() == [
-        "warning: [plugin] blocked in vox.toml: there is no plugin min; did you mean mine?",
+        "warning: [plugin] blocked in vox.toml: there is no plugin min (did you mean mine?)",
         "warning: [plugin] blocked in vox.toml: there is no plugin zz",
     ]
 

@@ -31,10 +31,7 @@ def merge(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> Me
     up to rounding to the output dtype. RUN is a run folder, or an adapter saved by PEFT or mlx-lm.
     """
     report = library.merge(run, config=config_file, progress=True, **flags)
-    if as_json:
-        print_json(report)
-    else:
-        _show(report)
+    (print_json if as_json else _show)(report)
     return report
 
 

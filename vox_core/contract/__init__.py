@@ -26,7 +26,6 @@ from vox_core.contract.batch import (
     Ints as Ints,
     Place as Place,
     Step as Step,
-    cut_to_rows as cut_to_rows,
     padded_groups as padded_groups,
     probe_document as probe_document,
 )

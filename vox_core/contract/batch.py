@@ -147,25 +147,3 @@ def padded_groups(lengths: Sequence[int], tokens: int) -> list[list[int]]:
         else:
             groups.append([index])
     return groups
-
-
-def cut_to_rows(batches: Sequence[Batch], tokens: int) -> list[Batch]:
-    """Split batches into single documents or groups of at most `tokens` padded positions."""
-    import numpy as np
-
-    found = [(batch, extent) for batch in batches for extent in batch.documents()]
-    lengths = [extent.stop - extent.start for _, extent in found]
-    made = []
-    for group in padded_groups(lengths, tokens):
-        parts = [found[index] for index in group]
-        bounds = np.cumsum([0, *(lengths[index] for index in group)], dtype=np.int64)
-        made.append(
-            Batch(
-                np.concatenate([batch.tokens_T[at] for batch, at in parts]),
-                np.concatenate([batch.targets_T[at] for batch, at in parts]),
-                np.concatenate([batch.weights_T[at] for batch, at in parts]),
-                bounds[:-1],
-                np.concatenate([batch.scored_T[at] for batch, at in parts]),
-            )
-        )
-    return made

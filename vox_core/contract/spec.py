@@ -235,7 +235,7 @@ class ExecutionPlan:
         tuning: values of the knobs that the backend's manifest lists in `[tuning]`; a missing knob
             has its first value. They change time and memory, not results.
         packing: whether `micro_batch_tokens` bounds padded positions or concatenated tokens. A
-            backend that pads and gets the latter splits its micro-batches again (`cut_to_rows`).
+            backend that pads and gets the latter splits its micro-batches again (`padded_groups`).
     """
 
     contract: FineTuneContract

@@ -280,9 +280,8 @@ def filtered(facts: RowFacts, policy: DataPolicy) -> Codes:
     for name, column in FILTERS.items():
         if wanted := getattr(policy, name):
             each = ({*tags} if name == "tag" else {tags} for tags in facts.names[column])
-            fits = [not values.isdisjoint(wanted) for values in each]
-            fits_R = np.array([*fits, False])[getattr(facts, f"{column}_R")]  # False for NO_VALUE
-            refused[name] = ~fits_R
+            fits = [*(not values.isdisjoint(wanted) for values in each), False]  # of `NO_VALUE`
+            refused[name] = ~np.array(fits)[getattr(facts, f"{column}_R")]
     refused["too short"] = facts.chars_R < policy.min_chars
     if policy.max_chars:
         refused["too long"] = facts.chars_R > policy.max_chars

@@ -29,7 +29,7 @@ from vox_core import files
 from vox_core.config import PluginSettings, load_settings, settings_file
 from vox_core.errors import ConfigError, OutputError, StorageError
 from vox_core.host.discover import known_plugins
-from vox_core.text import did_you_mean
+from vox_core.text import hint
 
 VARIABLE = "VOX_DISABLE_PLUGINS"
 COMMAND = "`vox plugin disable`"
@@ -49,7 +49,7 @@ def blocked_plugins(installed: Sequence[str]) -> dict[str, str]:
             raise ConfigError(
                 "C002",
                 f"{VARIABLE} names unknown plugins",
-                faults=[_unknown(name, known) for name in unknown],
+                faults=[f"{name}{hint(name, known)}" for name in unknown],
                 expected=f"some of: {', '.join(known)}",
                 remedy="correct it; `vox plugin list` lists the plugins",
             )
@@ -69,7 +69,7 @@ def unknown_blocked(installed: Sequence[str]) -> tuple[str, ...]:
     except ConfigError:  # a faulty catalog is reported by those who need it
         return ()
     return tuple(
-        f"[plugin] blocked in {settings_file()}: there is no plugin {_unknown(name, known)}"
+        f"[plugin] blocked in {settings_file()}: there is no plugin {name}{hint(name, known)}"
         for name in sorted(unknown - {*known})
     )
 
@@ -124,10 +124,6 @@ def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
     if named := environ.get("VOX_CONFIG"):
         return Path(named).expanduser().absolute()
     return user_config_path("vox", appauthor=False)
-
-
-def _unknown(name: str, known: Sequence[str]) -> str:
-    return "; ".join(filter(None, (name, did_you_mean(name, known))))
 
 
 def _unreadable(file: Path, found: str) -> ConfigError:

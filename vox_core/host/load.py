@@ -71,21 +71,29 @@ def load_plugin(found: Found) -> pluggy.PluginManager:
     """Import a plugin of any kind, register it alone, and check its hooks (B004)."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(HookSpecs)
-    try:
-        with redirect_stdout(sys.stderr):
-            plugin: object = found.entry_point.load()
-            if inspect.isclass(plugin):  # pluggy would register its functions without self
-                what = f"{plugin.__name__} is a class; the entry point has to name an object"
-                raise TypeError(what)
+    with _importing(found):
+        plugin: object = found.entry_point.load()
+        if inspect.isclass(plugin):  # pluggy would register its functions without self
+            what = f"{plugin.__name__} is a class; the entry point has to name an object"
+            raise TypeError(what)
+        try:
             manager.register(plugin, name=found.id)
             manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise broken(found, format_error(error), _hooks_meant(plugin, manager)) from error
-    except KeyboardInterrupt:
+        except pluggy.PluginValidationError as error:
+            raise broken(found, format_error(error), _hooks_meant(plugin, manager)) from error
+    return manager
+
+
+@contextmanager
+def _importing(found: Found, where: str = "") -> Iterator[None]:
+    """Map what a plugin raises while it is imported to B004; what it prints goes to stderr."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except (KeyboardInterrupt, BackendError):
         raise
     except BaseException as error:  # a plugin may raise anything at all
-        raise broken(found, format_raised(error)) from error
-    return manager
+        raise broken(found, where + format_raised(error)) from error
 
 
 def _hooks_meant(plugin: object, manager: pluggy.PluginManager) -> str:
@@ -100,13 +108,8 @@ def _hooks_meant(plugin: object, manager: pluggy.PluginManager) -> str:
 def load_command(found: Found, entry: str) -> click.Command:
     """Import a plugin's command, `module:attribute` (B004)."""
     module, _, attribute = entry.partition(":")
-    try:
-        with redirect_stdout(sys.stderr):
-            command: object = getattr(importlib.import_module(module), attribute)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise broken(found, f"{entry}: {format_raised(error)}") from error
+    with _importing(found, f"{entry}: "):
+        command: object = getattr(importlib.import_module(module), attribute)
     if not isinstance(command, click.Command):
         raise broken(found, f"{entry}: {_described(command)}", "a click command")
     return command

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from vox_core.contract import (
     Evaluation,
@@ -287,18 +287,8 @@ def steps_of(plan: RunPlan, first: int, source: StepSource | None = None) -> Ite
         )
 
 
-class StepSource(Protocol):
-    """Source of a run's batches: its documents, or the model's own answers."""
-
-    metrics: Mapping[str, float]
-
-    def batches(self, number: int) -> StepBatches:
-        """Return batches, total weight and groups of the step `number`."""
-        ...
-
-    def validation(self, learner: Learner) -> Validation:
-        """Measure the learner on the validation rows."""
-        ...
+StepSource: TypeAlias = "Documents | Rollouts"
+"""Source of a run's batches: its documents, or the model's own answers."""
 
 
 class Documents:
@@ -315,6 +305,7 @@ class Documents:
         self.metrics: Mapping[str, float] = {}
 
     def batches(self, number: int) -> StepBatches:
+        """Return batches, total weight and groups of the step `number`."""
         made, contract, dataset = self._plan.execution, self._plan.contract, self._plan.data.train
         chosen = documents_in_step(dataset, contract.batch_size, contract.seed, number).tolist()
         if self._plan.inputs.objective is None:
@@ -323,6 +314,7 @@ class Documents:
         return _compared(made, dataset, chosen, self._train)
 
     def validation(self, learner: Learner) -> Validation:
+        """Measure the learner on the validation rows."""
         made, valid = self._plan.execution, self._plan.data.valid
         assert valid is not None
         if self._plan.inputs.objective is None:

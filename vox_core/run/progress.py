@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import resource
 import sys
 import time
 from collections import deque
@@ -138,15 +139,11 @@ class StepMetrics:
         )
 
 
-def peak_resident() -> int | None:
-    """The most bytes of this process that were in memory at once; None where nothing says so."""
+def peak_resident() -> int:
+    """The most bytes of this process that were in memory at once."""
     with contextlib.suppress(OSError):
         # Unlike ru_maxrss it owes nothing to the process that started this one.
         if found := _PEAK.search(Path("/proc/self/status").read_bytes()):
             return int(found[1]) * 1024
-    try:
-        import resource
-    except ImportError:
-        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import uvicorn
 
 from vox_core.api.generating import OpenBase, apart, open_base
-from vox_core.api.host import known_plugins
+from vox_core.api.host import handled, known_plugins
 from vox_core.api.models import Observe, Progress, ignore
-from vox_core.api.serving import listening, require_key, signals_ignored, url_of
+from vox_core.api.serving import listening, require_key, url_of
 from vox_core.contract import Notice
 from vox_core.errors import ConfigError
 from vox_serve.adapters import Adapters
@@ -179,7 +179,8 @@ def run(app: Starlette, listener: socket.socket, drain: float, connections: int)
         timeout_graceful_shutdown=round(drain),
         ws="none",
     )
-    with signals_ignored(signal.SIGINT, signal.SIGTERM):
+    # Once it has drained, uvicorn raises its signal again: the command ends as usual.
+    with handled(lambda *_: None, signal.SIGINT, signal.SIGTERM):
         uvicorn.Server(config).run([listener])
 
 

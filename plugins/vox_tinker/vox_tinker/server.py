@@ -14,8 +14,9 @@ import uvicorn
 
 from vox_core.api.files import make_folder
 from vox_core.api.generating import apart
+from vox_core.api.host import handled
 from vox_core.api.plans import seeded
-from vox_core.api.serving import LOOPBACK, listening, require_key, signals_ignored, url_of
+from vox_core.api.serving import LOOPBACK, listening, require_key, url_of
 from vox_core.api.settings import TrainSettings
 from vox_core.api.training import TrainingBase, open_training_base
 from vox_core.contract import TrainState
@@ -69,7 +70,8 @@ def serve(
             for name, reference in named.items()
         }
         ready(url_of(listener), served)
-        with signals_ignored(signal.SIGINT, signal.SIGTERM):
+        # Once it has drained, uvicorn raises its signal again: the command ends as usual.
+        with handled(lambda *_: None, signal.SIGINT, signal.SIGTERM):
             asyncio.run(answer(served, Store(out), key, listener, local=host in LOOPBACK))
 
 
