@@ -13,12 +13,15 @@ a record of what was flushed.
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import io
 import json
 import os
 import re
 import shutil
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -172,10 +175,11 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """
     if not replace:
         require_absent(path)
+        remove_abandoned(path)
     temporary, before = temporary_beside(path), temporary_beside(path)
     make_folder(temporary)
     try:
-        with storage_errors(path):
+        with storage_errors(path), _locked(temporary):
             yield temporary
             for folder, _, names in os.walk(temporary):
                 for name in names:
@@ -197,21 +201,29 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`; any I/O error of the block is a StorageError."""
+    temporary = temporary_beside(path)
+    with storage_errors(path):
+        try:
+            calls.mkdir(temporary)
+            with _locked(temporary):
+                yield temporary
+        finally:
+            remove(temporary)
+
+
+@contextmanager
 def atomic_flat_folder(path: Path) -> Iterator[Path]:
     """Like `atomic_folder`, for files made with `new_file` only, which are already flushed.
 
     Raises:
         StorageError: any I/O error, including those of the first and last call.
     """
-    temporary = temporary_beside(path)
-    with storage_errors(path):
-        try:
-            calls.mkdir(temporary)
-            yield temporary
-            sync_folder(temporary)
-            _put_in_place(temporary, path)
-        finally:
-            remove(temporary)
+    with folder_beside(path) as temporary:
+        yield temporary
+        sync_folder(temporary)
+        _put_in_place(temporary, path)
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
@@ -262,12 +274,18 @@ def make_folder(path: Path) -> None:
 
 def free_space(path: Path) -> tuple[Path, int]:
     """Return the nearest folder above `path` that exists, and the bytes free on its disk."""
-    parent = next(each for each in path.absolute().parents if each.exists())
+    parent = existing(path.absolute().parent)
     return parent, shutil.disk_usage(parent).free
+
+
+def existing(path: Path) -> Path:
+    """Return `path`, or the nearest folder above it that exists."""
+    return next(each for each in (path, *path.parents) if each.exists())
 
 
 def require_space(path: Path, needed: int, what: str) -> None:
     """Refuse to begin what would not fit on the disk of `path` (S001); `needed` is in bytes."""
+    remove_abandoned(path)
     parent, free = free_space(path)
     if free < needed:
         raise StorageError(
@@ -287,6 +305,14 @@ def unwritable(path: Path, error: OSError) -> OutputError | StorageError:
     what = "the output folder cannot be written"
     remedy = "choose a folder that you can write to, with --out"
     return OutputError("O002", what, where=path, found=error.strerror, remedy=remedy)
+
+
+def require_writable(file: Path) -> None:
+    """Refuse a file that cannot be created or continued (O002), before any work for it."""
+    if file.is_dir() or not os.access(existing(file.absolute()), os.W_OK):
+        what, remedy = "the output file cannot be written", "choose another one with --out"
+        found = "a folder" if file.is_dir() else "no permission to write"
+        raise OutputError("O002", what, where=file, found=found, remedy=remedy)
 
 
 def require_absent(path: Path, remedy: str = "choose another one with --out") -> None:
@@ -352,9 +378,31 @@ def remove_leftovers(folder: Path) -> None:
 
     Only for a folder that no other process works in.
     """
-    for left in folder.glob(f"{TEMPORARY_PREFIX}*"):
-        if is_temporary(left):
-            remove(left)
+    for left in filter(is_temporary, folder.glob(f"{TEMPORARY_PREFIX}*")):
+        remove(left)
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove the temporary folders for `path`, and copies beside them, that killed processes of
+    this machine left: a living one holds a lock, which another machine may not see."""
+    for left in path.parent.glob(f"{TEMPORARY_PREFIX}{glob.escape(path.name)}-{_machine()}??????"):
+        copies = left.parent.glob(f"{TEMPORARY_PREFIX}{glob.escape(left.name)}-*")
+        with suppress(OSError), _locked(left) as locked:
+            for each in (*copies, left) if locked else ():
+                remove(each)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold a folder's lock; yield whether it is: another may have it, or the disk have no locks."""
+    descriptor, locked = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), False
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
+        yield locked
+    finally:
+        os.close(descriptor)
 
 
 def is_temporary(path: Path) -> bool:
@@ -364,7 +412,12 @@ def is_temporary(path: Path) -> bool:
 
 def temporary_beside(path: Path) -> Path:
     """Return a unique name in the same folder, for a file being written or deleted."""
-    return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{uuid.uuid4().hex[:12]}")
+    return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{_machine()}{uuid.uuid4().hex[:6]}")
+
+
+def _machine() -> str:
+    """Return six hex digits for this machine's name."""
+    return f"{zlib.crc32(os.uname().nodename.encode()):08x}"[:6]
 
 
 class _New(io.FileIO):

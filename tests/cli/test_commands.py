@@ -387,11 +387,13 @@ def test_a_bad_file_of_prompts_is_refused_before_the_model_is_loaded(vox, voice,
         (("hi", "--out", "answers.jsonl"), "C004"),
         (("--file", "prompts.jsonl", "--out", "prompts.jsonl"), "O004"),
         (("--file", "nowhere.jsonl"), "D001"),
+        (("--file", "prompts.jsonl", "--out", "taken"), "O002"),
         (("--prompt", "hi"), "C006"),
     ],
 )
 def test_wrong_uses_of_generate(vox, voice, prompts, monkeypatch, flags, code) -> None:
     monkeypatch.chdir(prompts.parent)
+    Path("taken").mkdir()
     done = vox("generate", "m", *flags)
     assert (done.code, done.out, voice.calls) == (2, "", [])
     assert f"error[VOX-{code}]" in done.err

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,8 +18,8 @@ from vox_core.config import TrainSettings, load_settings, validate
 from vox_core.contract import CheckpointWritten, Notice, StepDone
 from vox_core.errors import ConfigError, InputError
 from vox_core.run import folder
-from vox_core.run.folder import RunFolder
 from vox_core.run.run_plan import plan_run
+from vox_core.run.session import Session
 from vox_core.run.train import train
 
 
@@ -269,6 +270,7 @@ def test_the_second_process_is_told_who_the_first_is(asked, settings, tiny, hold
             train(command)
         assert caught.value.code == "VOX-O003"
         assert caught.value.found.startswith(who)
+        assert ("--out" in caught.value.remedy) == (command.resume is None)
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(asked, holder):
@@ -281,6 +283,22 @@ def test_the_lock_of_a_dead_process_is_taken_over(asked, holder):
     (taken,) = [e.message for e in told if isinstance(e, Notice) and "giving the run" in e.message]
     assert f"process {process.pid} on" in taken
     assert not (asked().out / ".lock.json").exists()
+
+
+def test_runs_without_a_name_that_begin_in_one_second_have_two(
+    settings, tiny, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(folder, "time", SimpleNamespace(strftime=lambda _: "20260102-030405"))
+    asked = settings(tiny("llama"), out=None, max_steps=1)
+    first = f"runs/{tiny('llama').name}-20260102-030405"
+    ready = plan_run(asked)
+    assert str(ready.run.path) == first
+    assert [str(train(asked).run) for _ in range(3)] == [first, f"{first}-2", f"{first}-3"]
+    with Session.open(
+        ready, lambda _: None, 0.0
+    ) as session:  # begun by others since it was planned
+        assert str(session.plan.run.path) == f"{first}-4"
 
 
 def test_a_lock_says_nothing_of_a_process_that_gave_it_back(asked):
@@ -298,9 +316,12 @@ def test_a_folder_that_cannot_be_written_is_told(asked, monkeypatch):
         raise PermissionError(13, "Permission denied", str(asked().out / ".lock"))
 
     monkeypatch.setattr(FileLock, "acquire", refused)
-    with pytest.raises(InputError) as caught, folder.locked(RunFolder(asked().out)):
-        pass
-    assert caught.value.code == "VOX-O002"
+    fresh = asked().model_copy(update={"resume": None, "out": asked().out / "other"})
+    for command in (fresh, asked(), validate(TrainSettings, {"resume": asked().out})):
+        with pytest.raises(InputError) as caught:
+            train(command)
+        assert caught.value.code == "VOX-O002"
+        assert ("--out" in caught.value.remedy) == (command.resume is None)
 
 
 def test_a_clock_that_goes_back_changes_nothing_but_stamps(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
+import sys
 import threading
 from concurrent.futures import wait
 from pathlib import Path
@@ -246,6 +248,56 @@ def test_elapsed_goes_on_where_it_was(tiny, settings, monkeypatch):
     assert middle < checkpoint.origin(first / "checkpoints", 4).elapsed
     assert 0 < middle < before
     assert not leftovers(first)
+
+
+FILLING = """
+import sys, time
+from pathlib import Path
+from vox_core import files
+with files.atomic_folder(Path(sys.argv[1])) as folder, files.folder_beside(folder) as beside:
+    (folder / "weights").write_text("x")
+    (beside / "copy").write_text("x")
+    print("filling", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_folders_of_a_killed_process_are_removed_and_those_of_a_living_one_stay(tmp_path):
+    """Temporary ones of another name, or of another machine, are not looked at."""
+    out, others = tmp_path / "o[u]t", (".tmp-o[u]t-2-0123456789ab", ".tmp-o[u]t-0123456789ab")
+    for name in others:
+        (tmp_path / name).mkdir()
+    command = [sys.executable, "-c", FILLING, str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "filling\n"
+        there = {*leftovers(tmp_path)}
+        files.remove_abandoned(out)
+        assert len(there) == 4 and {*leftovers(tmp_path)} == there
+        process.kill()
+        process.wait()
+    files.require_space(out, 0, "it")  # which they may take
+    assert {*leftovers(tmp_path)} == {*others}
+    with files.atomic_folder(out) as folder:
+        assert {*leftovers(tmp_path)} == {*others, folder.name}
+    assert {path.name for path in tmp_path.iterdir()} == {*others, out.name}
+
+
+def test_a_temporary_folder_stays_while_the_folder_is_written(tmp_path):
+    with files.folder_beside(tmp_path / "out") as scratch, files.atomic_folder(tmp_path / "out"):
+        assert scratch.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_without_locks_nothing_is_removed(tmp_path, monkeypatch):
+    def lacking(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", lacking)
+    left = files.temporary_beside(tmp_path / "out")
+    left.mkdir()
+    with files.atomic_folder(tmp_path / "out"):
+        pass
+    assert left.is_dir() and (tmp_path / "out").is_dir()
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "tokenizer.json", "README.md"])

@@ -11,6 +11,7 @@ from vox_core.files import (
     make_folder as make_folder,
     require_absent as require_absent,
     require_apart as require_apart,
+    require_space as require_space,
     storage_errors as storage_errors,
     write_bytes as write_bytes,
     write_json as write_json,

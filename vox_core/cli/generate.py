@@ -135,6 +135,7 @@ def _answer_file(
         raise _exclusive("--file", "there are prompts in the file and one beside it", "name one")
     if out is not None:
         files.require_apart(out, [("--file", file)])
+        files.require_writable(out)
     prompts, last = read_prompts(file), ""
     with library.load(reference, config=config_file, progress=True, **flags) as model:
         for each in model.answers(prompts, out=out, progress=True):

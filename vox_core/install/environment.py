@@ -33,6 +33,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from vox_core.errors import InputError
+from vox_core.files import existing
 from vox_core.install.undo import LOCK
 
 Kind: TypeAlias = Literal["venv", "uv-tool", "pipx", "conda", "externally-managed", "system"]
@@ -149,7 +150,7 @@ class Environment:
         """
         found = KINDS[self.kind]
         if self.kind not in ("uv-tool", "pipx", "externally-managed"):
-            if all(os.access(_existing(each), os.W_OK | os.X_OK) for each in self.folders):
+            if all(os.access(existing(each), os.W_OK | os.X_OK) for each in self.folders):
                 return
             found = "no permission to write there"
         what = "vox does not install into this Python environment"
@@ -239,7 +240,3 @@ def local_path(url: str) -> Path | None:
     """The file or folder of a `file:` URL; None for other URLs."""
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
-
-
-def _existing(folder: Path) -> Path:
-    return next(each for each in (folder, *folder.parents) if each.exists())

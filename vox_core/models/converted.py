@@ -6,7 +6,6 @@ a lock: a second process waits for the first.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,9 +43,8 @@ def made_once(name: str, sha256: str, obtain: Callable[[Path], Path], report: Pr
         for left in models.glob(f"{files.TEMPORARY_PREFIX}{folder.name}*"):  # by killed processes
             files.remove(left)
         if not folder.is_dir():
-            prefix = f"{files.TEMPORARY_PREFIX}{folder.name}-"
-            with tempfile.TemporaryDirectory(prefix=prefix, dir=models) as scratch:
-                convert_gguf(obtain(Path(scratch)), folder, report)
+            with files.folder_beside(folder) as scratch:
+                convert_gguf(obtain(scratch), folder, report)
     return folder
 
 

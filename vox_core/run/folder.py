@@ -10,6 +10,7 @@ call that is not.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -110,6 +111,12 @@ def default_path(model: str) -> Path:
     """Return `runs/MODEL-TIME`, for a run without `--out`."""
     name = re.sub(r"[^\w.-]+", "-", model.rstrip("/").rpartition("/")[2]).strip("-.") or "model"
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def unused(run: RunFolder) -> RunFolder:
+    """Return the run, or `NAME-2` and so on if another one has begun in the same second."""
+    later = (run.path.with_name(f"{run.path.name}-{number}") for number in itertools.count(2))
+    return RunFolder(next(path for path in itertools.chain([run.path], later) if not path.exists()))
 
 
 def numbered(parent: Path) -> list[Path]:

@@ -11,7 +11,6 @@ or be held against them, without knowing of the format.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -124,10 +123,9 @@ def plain_copy(weights: Weights, beside: Path) -> Iterator[Path]:
     if isinstance(weights, WeightFolder):
         yield weights.folder
         return
-    prefix, where = files.TEMPORARY_PREFIX, beside.absolute().parent
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=where, ignore_cleanup_errors=True) as copy:
-        write_checkpoint(Path(copy), weights)
-        yield Path(copy)
+    with files.folder_beside(beside) as copy:
+        write_checkpoint(copy, weights)
+        yield copy
 
 
 def trained_weights(source: ModelReference, *, exact: bool = True) -> Weights:

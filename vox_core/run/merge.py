@@ -8,9 +8,8 @@ writes the merged model in it. The output folder appears when the proof has pass
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,13 +124,12 @@ def merge(
     seen = Seen()
     backend, selection = choose(request, seen=seen)
     observe(Notice(selection.why))
-    with files.atomic_folder(out) as folder:
+    with files.atomic_folder(out) as folder, ExitStack() as stack:
         merger = _Merger(source, source.adapter, onto, trained, backend, Context(observe), dtype)
-        with _plain_place(folder, settings.quant) as plain:
-            proof = merger.run(plain)
-            requantised = None
-            if settings.quant != "none":
-                requantised = merger.requantise(plain, folder, settings.quant, seen)
+        quantised = settings.quant != "none"
+        plain = stack.enter_context(files.folder_beside(folder)) if quantised else folder
+        proof = merger.run(plain)
+        requantised = merger.requantise(plain, folder, settings.quant, seen) if quantised else None
         files.write_text(folder / CARD, _card(source.base))
         record = {
             "base": source.manifest.get("base"),
@@ -151,16 +149,6 @@ def _onto(source: ModelReference, trained: Weights, settings: MergeSettings) -> 
         return trained
     rounded = trained_weights(source, exact=False)
     return trained if rounded.tensors == trained.tensors else rounded
-
-
-@contextmanager
-def _plain_place(folder: Path, quant: Quant) -> Iterator[Path]:
-    """Yield the folder for the plain merged model: `folder`, or a temporary one to quantise."""
-    if quant == "none":
-        yield folder
-        return
-    with tempfile.TemporaryDirectory(prefix=files.TEMPORARY_PREFIX, dir=folder.parent) as plain:
-        yield Path(plain)
 
 
 @dataclass
@@ -318,11 +306,8 @@ def _nothing_to_merge(reference: str, found: str) -> AdapterError:
 
 
 def _merged_already(reference: str, model: Path) -> AdapterError:
-    return AdapterError(
-        "A001",
-        "there is nothing to merge: the run trained the model's own weights",
-        where=reference,
-        found="a run with --method full",
+    return _nothing_to_merge(reference, "a run with --method full").but(
+        what="there is nothing to merge: the run trained the model's own weights",
         expected="a run that trained an adapter",
         remedy=f"use its checkpoint as it is: {model}",
     )

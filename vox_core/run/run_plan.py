@@ -181,7 +181,7 @@ def plan_run(
     start = starting_adapter(settings, progress)
     settings = start.adopted(settings) if start else settings
     run = RunFolder(Path(settings.resume or settings.out or folder.default_path(settings.model)))
-    if world.leads:
+    if world.leads and (settings.resume or settings.out):
         folder.require_free(run)
         if previous is None and not auto:
             _require_new(run)

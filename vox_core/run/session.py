@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -174,6 +175,8 @@ class Session:
         with contextlib.ExitStack() as stack:
             observers, left = None, None
             if world.leads:
+                if plan.fresh and plan.settings.out is None:
+                    plan = replace(plan, run=folder.unused(plan.run))
                 observers = stack.enter_context(
                     contextlib.closing(Observers(seen=plan.inputs.seen))
                 )

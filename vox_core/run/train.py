@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from vox_core.contract import Notice
-from vox_core.errors import ConfigError, StorageError
+from vox_core.errors import ConfigError, OutputError, StorageError
 from vox_core.host.load import Observe, ignore, world_of
 from vox_core.run.artifacts import TrainReport, report_of, report_of_ended, write_artifacts
 from vox_core.run.loop import run_training
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from vox_core import models
     from vox_core.config import TrainSettings
     from vox_core.run.resume import PinnedPlan
+
+_REMEDIES = {  # of a resume, where another --out is none
+    "VOX-S001": "free space on that disk, and run again",
+    "VOX-O002": "get permission to write there, and run again",
+    "VOX-O003": "wait until it has ended, or stop it",
+}
 
 
 def train(
@@ -67,8 +73,7 @@ def train(
             raise plan.advice.refusal
         with Session.open(plan, observe, began, world) as session, run_training(session) as trained:
             return (write_artifacts if world.leads else report_of)(session, trained)
-    except StorageError as error:
-        if settings.resume is None or error.code != "VOX-S001":
+    except (OutputError, StorageError) as error:
+        if settings.resume is None or error.code not in _REMEDIES:
             raise
-        # --out cannot be given beside --resume.
-        raise error.but(remedy="free space on that disk, and run again") from error
+        raise error.but(remedy=_REMEDIES[error.code]) from error

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import gguf
 import numpy as np
 
-from vox_core.api.files import atomic_folder, read_json, require_absent, write_json, write_text
+from vox_core.api.files import (
+    atomic_folder,
+    read_json,
+    require_absent,
+    require_space,
+    write_json,
+    write_text,
+)
 from vox_core.api.generating import prompt_text
 from vox_core.api.models import (
     MergeSettings,
@@ -32,7 +39,7 @@ from vox_core.api.models import (
 from vox_core.api.settings import did_you_mean
 from vox_core.api.tokenizers import end_of_turn_ids, load_tokenizer, template_source
 from vox_core.contract import AdapterState, Notice, WriteModelJob
-from vox_core.errors import AdapterError, ConfigError, ModelError, ProofError, StorageError
+from vox_core.errors import AdapterError, ConfigError, ModelError, ProofError
 from vox_export import convert as adapters
 from vox_export import llama_cpp, ollama, quality
 from vox_export.child import end_child, full_config, without_torch
@@ -473,16 +480,7 @@ def _require_space(job: Job, quants: list[str]) -> None:
         needed += plain
     if made := len(quants) - len(written):  # each is smaller than a file in Q8_0
         needed = max(needed, plain + made * ModelFile(job.source, "q8_0").nbytes)
-    parent = next(p for p in job.out.absolute().parents if p.exists())
-    if (free := shutil.disk_usage(parent).free) < needed:
-        raise StorageError(
-            "S001",
-            "there is not enough room for the exported model",
-            where=parent,
-            found=f"{free / 1e6:,.0f} MB free",
-            expected=f"{needed / 1e6:,.0f} MB",
-            remedy="free space on that disk, or choose another one with --out",
-        )
+    require_space(job.out, needed, "the exported model")
 
 
 def _no_format(reference: str) -> ConfigError:
