@@ -8,7 +8,6 @@ stdout (cli/output.py).
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import html
 import math
@@ -18,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -33,7 +32,7 @@ from vox_core.contract import (
     StepDone,
     Validation,
 )
-from vox_core.text import duration, megabytes, printable
+from vox_core.text import duration, megabytes, printable, silence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,30 +51,9 @@ _GONE = {errno.EPIPE, errno.EIO}
 """The reader of a pipe has ended; the terminal has been closed."""
 
 
-class Screen(Protocol):
-    """Surface that a display draws on.
-
-    Attributes:
-        checkpoints: whether each checkpoint gets a line.
-    """
-
-    checkpoints: bool
-
-    def begin(self, step: int, total: int) -> None:
-        """Begin a run after `step` steps."""
-        ...
-
-    def step(self, text: str, step: int, total: int) -> None: ...
-
-    def line(self, text: str) -> None: ...
-
-    def transfer(self, label: str, done: int, total: int) -> None:
-        """Show bytes done and in total; `total` is 0 while unknown."""
-        ...
-
-    def close(self) -> None:
-        """End the bar, and leave it in place."""
-        ...
+Screen: TypeAlias = "Lines | Terminal | Notebook"
+"""What a display draws on; `checkpoints` is whether each checkpoint gets a line. A run begins after
+`step` steps; the `total` of a transfer is 0 while unknown."""
 
 
 @contextmanager
@@ -143,18 +121,9 @@ class Display:
         except OSError as error:  # a full disk under a log may get space again
             if not self._by_the_way:
                 raise
-            self._gone = abandon_stderr(error)
-
-
-def abandon_stderr(error: OSError) -> bool:
-    """Redirect stderr to /dev/null if its reader is gone; return whether it is."""
-    if error.errno not in _GONE:
-        return False
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    with contextlib.suppress(OSError, ValueError):  # sys.stderr was replaced
-        os.dup2(nothing, sys.stderr.fileno())
-    os.close(nothing)
-    return True
+            if error.errno in _GONE:
+                self._gone = True
+                silence(sys.stderr)
 
 
 class Pace:

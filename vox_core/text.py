@@ -1,4 +1,4 @@
-"""Format numbers with units, suggest names, and remove control characters from foreign text.
+"""Format numbers with units, suggest names, clean foreign text, silence streams without a reader.
 
 Package names and the output of probes and installers may contain control characters. `printable`
 escapes everything that could control a terminal.
@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
 
 # C0 and C1 control characters, Unicode's bidirectional controls and line separators, and
 # surrogates, which cannot be encoded.
@@ -74,3 +78,10 @@ def duration(seconds: float) -> str:
 def megabytes(count: int) -> str:
     """Format bytes as MB (10^6), or as GB from 1000 MB."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def silence(stream: TextIO) -> None:
+    """Redirect a stream, unless it was replaced, to /dev/null: nobody reads it, and Python's last
+    flush would fail."""
+    with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), stream.fileno())

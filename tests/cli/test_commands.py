@@ -5,6 +5,8 @@ Progress is on stderr, results on stdout; `--json` prints one object.
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import re
 import shlex
@@ -117,6 +119,21 @@ def test_a_stopped_run_exits_130_and_says_how_to_go_on(vox, monkeypatch, flags) 
     assert done.code == 130
     assert done.err.endswith("stopped; resume with: vox train --resume runs/a\n")
     assert "next:" not in done.out
+
+
+def test_a_stopped_run_exits_130_without_a_terminal_to_write_to(vox, monkeypatch) -> None:
+    """As after SIGHUP, when the terminal is gone with stdout and stderr."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(f"sys.{name}", Gone())
+    monkeypatch.setattr("vox_core.run.train.train", Training(stopped=True))
+    assert vox("train", "--out", "runs/a").code == 130
+    monkeypatch.setattr("vox_core.run.train.train", Training())
+    assert vox("train", "--out", "runs/a").code == 1
 
 
 def test_a_stopped_run_of_several_processes_resumes_with_as_many(vox, monkeypatch) -> None:

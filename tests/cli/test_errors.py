@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -208,6 +209,35 @@ def test_a_closed_terminal_interrupts_unless_it_is_to_be_ignored(before: str, fi
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert first in done.stdout.splitlines()[0]
     assert done.stdout.splitlines()[1] == str(before == "SIG_DFL")
+
+
+WAITING = """
+import sys, time, click
+from vox_core.cli import failures, prepare
+@click.command()
+def wait():
+    click.echo("waiting", err=True)
+    time.sleep(600)
+prepare()
+sys.exit(failures.run(wait, []))
+"""
+
+
+def test_a_command_whose_terminal_is_closed_exits_130() -> None:
+    """It has no terminal any more to say so."""
+    ours, theirs = pty.openpty()
+    take = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", take + WAITING],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    ) as process:
+        os.close(theirs)
+        assert b"waiting" in os.read(ours, 100)
+        os.close(ours)
+        assert process.wait(60) == 130
 
 
 def test_an_error_without_a_reader_keeps_its_exit_code(tmp_path: Path) -> None:

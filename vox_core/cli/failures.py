@@ -14,7 +14,6 @@ fails.
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -50,6 +49,10 @@ def run(
         _show_stop(stop, arguments)
         return STOPPED
     except Exception as error:  # noqa: BLE001 - the boundary
+        before = error.__context__
+        if isinstance(error, OSError) and isinstance(before, KeyboardInterrupt):
+            _show_stop(before, arguments)  # click had no terminal any more for its line end
+            return STOPPED
         return _report(error, arguments, report)
     return result if isinstance(result, int) else 0
 
@@ -65,17 +68,12 @@ def kept_if_stopped(kept: str) -> Iterator[None]:
 
 
 def _show_stop(stop: BaseException, arguments: Sequence[str]) -> None:
+    from vox_core.cli.output import say
+
     kept = getattr(stop.__cause__ or stop, "__notes__", ())  # click's Abort has it as its cause
-    _print("; ".join(["stopped", *kept]))
+    say("; ".join(["stopped", *kept]))
     if kept:  # the same command continues there
-        _print(f"next: {command_line('vox', *arguments)}")
-
-
-def _print(text: object) -> None:
-    """Print on stderr, without control characters."""
-    from vox_core.cli.output import printable
-
-    click.echo(printable(text, lines=True), err=True)
+        say(f"next: {command_line('vox', *arguments)}")
 
 
 def describe(error: VoxError) -> dict[str, Any]:
@@ -86,19 +84,19 @@ def describe(error: VoxError) -> dict[str, Any]:
 def _report(
     error: Exception, arguments: Sequence[str], report: Callable[[VoxError], None] | None
 ) -> int:
+    from vox_core.cli.output import print_json, say, silence
+
     if "--debug" in arguments:
         import traceback
 
         traceback.print_exception(error)
     reported = _as_vox_error(error)
-    (report or _print)(reported)
+    (report or say)(reported)
     if "--json" in arguments and not report:
-        from vox_core.cli.output import print_json
-
         try:
             print_json({"error": describe(reported)})
-        except OSError:  # closed or full; Python flushes stdout once more when it exits
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError:  # closed or full
+            silence(sys.stdout)
     return reported.exit_code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 
@@ -15,6 +16,7 @@ from vox_core.text import (
     megabytes as megabytes,
     named as named,
     printable as printable,
+    silence as silence,
 )
 
 
@@ -60,4 +62,12 @@ def warn_of_unknown() -> None:
 
 def warn(text: str) -> None:
     """Print a warning on stderr."""
-    click.echo(printable(f"warning: {text}"), err=True)
+    say(printable(f"warning: {text}"))
+
+
+def say(text: object) -> None:
+    """Print on stderr, without control characters, as long as somebody reads it."""
+    try:
+        click.echo(printable(text, lines=True), err=True)
+    except OSError:
+        silence(sys.stderr)

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from vox_core.cli.lazy import Command, json_option
 from vox_core.cli.options import config_option
-from vox_core.cli.output import megabytes, print_json, printable
+from vox_core.cli.output import megabytes, print_json, printable, say
 from vox_core.errors import ConfigError, InputError
 from vox_core.host.blocked import COMMAND, blocking, disabled, set_disabled
 from vox_core.host.discover import discover
@@ -92,7 +92,7 @@ def install(
             remedy="see `vox plugin install --help`",
         )
     source = sources[0] if sources else None
-    plan = plan_install(ids, source=source, allow_source=allow_source, report=_tell)
+    plan = plan_install(ids, source=source, allow_source=allow_source, report=say)
     carry_out(plan, **how)
     _say_what_is_disabled(plan)
 
@@ -104,7 +104,7 @@ def install(
 )
 def upgrade(ids: tuple[str, ...], allow_source: bool, **how: bool) -> None:
     """Upgrade the given plugins, or all installed ones, from their sources."""
-    carry_out(plan_upgrade(ids, allow_source=allow_source, report=_tell), **how)
+    carry_out(plan_upgrade(ids, allow_source=allow_source, report=say), **how)
 
 
 @click.command("remove", cls=Command, params=[_ids(required=True), *plan_options()])
@@ -125,10 +125,6 @@ def remove(ids: tuple[str, ...], **how: bool) -> None:
 # --- a plan, shown, agreed to, carried out --------------------------------------------------------
 
 
-def _tell(line: str) -> None:
-    click.echo(printable(line), err=True)
-
-
 def carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_json: bool) -> bool:
     """Show the plan, ask for confirmation and apply it; return whether anything changed."""
     for line in _plan_lines(plan, verbose):
@@ -137,7 +133,7 @@ def carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_jso
     if done:
         if not yes:
             _require_agreement()
-        apply(plan, lambda line: _tell(f"  {line}"))
+        apply(plan, lambda line: say(f"  {line}"))
     if as_json:
         print_json(_described(plan, done))
     elif done:

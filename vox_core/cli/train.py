@@ -13,7 +13,7 @@ from vox_core import library
 from vox_core.cli.failures import STOPPED
 from vox_core.cli.lazy import Command, json_option
 from vox_core.cli.options import files_argument, options_of, settings_from, with_files
-from vox_core.cli.output import duration, losses, print_json, print_table, printable
+from vox_core.cli.output import duration, losses, print_json, print_table, printable, say, silence
 from vox_core.config import TrainSettings
 from vox_core.contract import LaunchJob, LaunchResult
 from vox_core.display import SHORT_RUN
@@ -102,10 +102,12 @@ def train(
     except StoppedAtOnce as stop:
         kept = "nothing was saved" if stop.step is None else f"saved up to step {stop.step}"
         _stop(ctx, f"stopped at once, {kept}", stop.run, settings)
-    if as_json:
-        print_json(report)
-    else:
-        _show(report)
+    try:
+        (print_json if as_json else _show)(report)
+    except OSError:
+        if not report.stopped:
+            raise
+        silence(sys.stdout)  # the terminal was closed
     if report.stopped:
         _stop(ctx, "stopped", report.run, settings)
     return report
@@ -144,7 +146,7 @@ def _emitted(kind: str, settings: TrainSettings, image: str | None) -> str:
 
 
 def _stop(ctx: click.Context, how: str, run: Path, settings: TrainSettings) -> NoReturn:
-    click.echo(f"{how}; resume with: {printable(_resume(run, settings))}", err=True)
+    say(f"{how}; resume with: {_resume(run, settings)}")
     ctx.exit(STOPPED)
 
 
