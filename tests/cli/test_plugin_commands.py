@@ -215,7 +215,8 @@ def vox_objective(spec):
         ('hooks = ["vox_event"]\nobjectives = ["mine"]', ""),
         (
             'hooks = ["vox_evnt"]\nobjectives = ["mine"]',
-            "the manifest needs vox_evnt, marked with @hookimpl; vox_event: never called, as "
+            "the manifest needs vox_evnt (did you mean vox_event?), marked with @hookimpl; "
+            "vox_event: never called, as "
             "the manifest does not declare it",
         ),
         (

@@ -26,7 +26,7 @@ from vox_core.data import source
 from vox_core.data.checked import check_files, unused_fields
 from vox_core.data.faults import RowError
 from vox_core.data.formats import find_split
-from vox_core.data.records import read_lines
+from vox_core.data.records import FORMS_OF_PROMPTS, read_lines
 from vox_core.data.rows import Answers, Record
 from vox_core.data.source import open_source
 from vox_core.errors import DataError
@@ -307,6 +307,7 @@ def test_a_table_of_prompts_is_one_where_the_model_answers(tmp_path: Path) -> No
     with pytest.raises(DataError) as caught:
         check_files([path], answers="optional")
     assert [fault.partition(": ")[0] for fault in caught.value.faults] == [f"{path}, row 3"]
+    assert caught.value.expected == FORMS_OF_PROMPTS
     path.write_text("question,truth\na,4\nb,5\n")
     assert check_files([path], answers="optional")[0].rows == 2
     with pytest.raises(DataError, match="malformed") as caught:  # the facts are kept apart

@@ -12,7 +12,7 @@ from tests.core.data_samples import load_records
 from vox_core.data import json_rows
 from vox_core.data.faults import RowError
 from vox_core.data.fields import Attributes
-from vox_core.data.formats import find_split
+from vox_core.data.formats import find_split, require_files
 from vox_core.data.messages import Message
 from vox_core.data.records import STEP
 from vox_core.data.rows import parse_row
@@ -701,6 +701,12 @@ def test_a_folder_without_training_data(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         find_split([tmp_path])
     assert (caught.value.code, caught.value.where) == ("VOX-D001", str(tmp_path / "train.jsonl"))
+
+
+def test_a_share_of_the_rows_is_no_file() -> None:
+    with pytest.raises(DataError, match="missing") as caught:
+        require_files([Path("0.1")])
+    assert caught.value.remedy.endswith("for a share of the rows use --valid-share 0.1")
 
 
 def test_validation_data_that_are_not_there(write, tmp_path: Path) -> None:

@@ -118,6 +118,11 @@ row-sources = { suffixes = [".parquet"], schemes = ["hf"] }
         .faults[0]
         .startswith("provides.row-sources: a suffix has a dot and lower case: .parquet (found: ")
     )
+    assert (
+        faults_of(text.replace('"hf"', '"qa:"'))
+        .faults[0]
+        .startswith("provides.row-sources: a scheme is named without its colon: qa (found: ")
+    )
     wrong = (
         text.replace('"x.cli:stats"', '"x.cli"')
         .replace("data stats", "Data")

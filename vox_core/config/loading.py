@@ -407,6 +407,7 @@ _RENAMED = {
     "rollouts": "num-generations",
     "updates": "num-iterations",
     "rollout-tokens": "max-completion-length",
+    "rollout-temperature": "temperature",
     "reward": "reward-funcs",
     "teacher": "teacher-model-name-or-path",
 }

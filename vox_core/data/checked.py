@@ -27,7 +27,7 @@ from vox_core.data.faults import RowError, changed
 from vox_core.data.fields import NO_FIELDS, FieldMap
 from vox_core.data.formats import is_remote, require_files
 from vox_core.data.json_rows import parse_object, raw_lines
-from vox_core.data.records import Placed, RowPlace, empty, malformed, readable
+from vox_core.data.records import FORMS_OF_PROMPTS, Placed, RowPlace, empty, malformed, readable
 from vox_core.data.row_facts import RowFacts, facts_of, row_text
 from vox_core.data.rows import Answers, Examples, Row, read_row, row_of
 from vox_core.data.source import RowSource, open_source
@@ -222,7 +222,8 @@ def check_files(
         raise empty(none)
     if faults:
         lost = skip or not any(file.rows for file in checked)
-        raise malformed([*dict.fromkeys(each.path for each in faults)], faults, lost)
+        error = malformed([*dict.fromkeys(each.path for each in faults)], faults, lost)
+        raise error if answers == "some" else error.but(expected=FORMS_OF_PROMPTS)
     return checked
 
 

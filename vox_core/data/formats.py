@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -180,6 +181,8 @@ def require_files(paths: Sequence[Path]) -> None:
         if first.parent == cache_root() / GIVEN:
             what = "the copy of rows that came from stdin or Python is gone"
             remedy = "give the same rows again: ... | vox train --resume RUN -, or data=rows"
+        elif shares := [each for each in missing if re.fullmatch(r"0?\.\d+", str(each))]:
+            remedy = f"name a file, or for a share of the rows use --valid-share {shares[0]}"
         raise DataError(
             "D001",
             what,

@@ -25,6 +25,10 @@ _FORMS = (
     'also {"prompt": …, "chosen": …, "rejected": …}, {"chosen": […], "rejected": […]} or '
     '{"prompt": …, "completion": …, "label": true}'
 )
+FORMS_OF_PROMPTS = (
+    'rows of {"prompt": …} or {"messages": […]}, with the fields that the rewards read, as "answer"'
+)
+"""Where the model answers."""
 _NAMED = 5
 """Rows that a recurring fault names."""
 _TELL_EVERY = 1 << 14

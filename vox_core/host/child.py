@@ -21,6 +21,7 @@ from vox_core.errors import BackendError, VoxError
 from vox_core.host.discover import Found, discover
 from vox_core.host.load import POINTS, format_error, load_command, load_plugin, section_of
 from vox_core.host.manifest import Manifest
+from vox_core.text import hint
 
 _BACKEND = ("vox_load", "vox_merge", "vox_train")
 
@@ -119,8 +120,9 @@ def _undeclared(manifest: Manifest, hooks: object, has: set[str]) -> Iterator[st
     """Compare the code's hooks with the manifest; optional ones of a newer vox have no spec."""
     points = {hook for point, hook in POINTS.items() if manifest.provides.get(point)}
     declared = points.union(manifest.provides.get("hooks", ()), _BACKEND * manifest.is_backend)
-    if lacking := declared - has:
-        yield f"the manifest needs {', '.join(sorted(lacking))}, marked with @hookimpl"
+    known = vars(hooks)
+    if lacking := [f"{n}{'' if n in known else hint(n, known)}" for n in sorted(declared - has)]:
+        yield f"the manifest needs {', '.join(lacking)}, marked with @hookimpl"
     if idle := [n for n in has - declared - {"vox_doctor"} if getattr(hooks, n).has_spec()]:
         yield f"{', '.join(sorted(idle))}: never called, as the manifest does not declare it"
 

@@ -113,6 +113,8 @@ def _flat(names: object) -> object:
         raise ValueError("suffixes and schemes take lists of texts")
     if odd := [s for s in map(str, suffixes) if s != f".{s.removeprefix('.').lower()}"]:
         raise ValueError(f"a suffix has a dot and lower case: .{odd[0].removeprefix('.').lower()}")
+    if odd := [scheme for scheme in map(str, schemes) if ":" in scheme]:
+        raise ValueError(f"a scheme is named without its colon: {odd[0].partition(':')[0]}")
     return [*suffixes, *(f"{scheme}:" for scheme in schemes)]
 
 

@@ -58,6 +58,11 @@ def test_a_file_that_does_not_end_loading_is_told_where_such_code_belongs(tmp_pa
     with pytest.raises(ConfigError, match="took more than") as caught:
         rewards.FunctionReward(file, "f")
     assert '`if __name__ == "__main__":`' in caught.value.remedy
+    file.write_text("def g(row, answer): return 0\n")
+    for path in (file, tmp_path / "none.py"):
+        with pytest.raises(ConfigError, match="no usable reward function") as caught:
+            rewards.FunctionReward(path, "f")
+        assert "__main__" not in caught.value.remedy
 
 
 @pytest.mark.parametrize("seconds", [10.0, 2.0])

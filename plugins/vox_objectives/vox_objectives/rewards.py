@@ -172,9 +172,10 @@ class FunctionReward(Reward):
         if not file.is_file():
             raise _no_function(file, function, "there is no such file")
         fault = self._start()
+        silent = self._process is None
         self.close()  # until there is something to judge
         if fault:
-            raise _no_function(file, function, fault)
+            raise _no_function(file, function, fault, _GUARD * silent)
 
     def judge(self, row: Row, answer: str) -> float | None:
         return self._rewards([row], [answer])[0]
@@ -276,15 +277,17 @@ def _end(process: subprocess.Popen[Any]) -> None:
     process.communicate()
 
 
-def _no_function(file: Path, function: str, found: str) -> ConfigError:
+_GUARD = '; code that trains belongs under `if __name__ == "__main__":`'
+
+
+def _no_function(file: Path, function: str, found: str, more: str = "") -> ConfigError:
     return ConfigError(
         "C004",
         f"there is no usable reward function {function!r}",
         where=f"--reward {file}:{function}",
         found=found,
         expected="a function (row, answer) -> number, or (completions, ...) -> numbers, as for TRL",
-        remedy="correct the path, the name or the parameters of the function; code that trains "
-        'belongs under `if __name__ == "__main__":`',
+        remedy=f"correct the path, the name or the parameters of the function{more}",
     )
 
 
