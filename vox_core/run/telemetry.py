@@ -370,11 +370,11 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether vox has begun a run there."""
+    """Whether vox has begun a run there, or it may not be entered, which its summary says."""
     try:
         return (folder / TELEMETRY).is_file() or (folder / PLAN).is_file()
     except OSError:
-        return False
+        return True
 
 
 def require_run(folder: Path) -> Path:

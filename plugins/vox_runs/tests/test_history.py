@@ -13,7 +13,7 @@ from tests.run.history_samples import make_run, start, step, text_of, whole, wor
 from vox_core.contract import Notice, Resumed, RunEnd, Validation
 from vox_core.errors import AdapterError, ConfigError
 from vox_core.run.folder import is_worked_in
-from vox_core.run.telemetry import Summary, read_run, runs_in
+from vox_core.run.telemetry import Summary, read_run, read_runs, runs_in
 from vox_runs import plot as plotting
 from vox_runs.compare import compare, verdict
 from vox_runs.plot import plot
@@ -107,6 +107,29 @@ def test_which_folders_are_runs(tmp_path: Path) -> None:
             runs_in(wrong)
         with pytest.raises(AdapterError, match="not a run folder"):
             read_run(wrong)
+
+
+def test_a_folder_that_may_not_be_entered_is_listed(tmp_path: Path) -> None:
+    """By a user who is not root."""
+    for name in ("good", "shut"):
+        make_run(Path("runs", name), whole())
+    shut, user = Path("runs/shut"), os.geteuid()
+    tmp_path.chmod(0o755)
+    shut.chmod(0)
+    os.seteuid(user or 65534)
+    try:
+        good, bad = read_runs(Path("runs"))
+        with pytest.raises(AdapterError, match="telemetry of a run cannot be read") as refused:
+            compare(Path("runs/good"), shut)
+    finally:
+        os.seteuid(user)
+        shut.chmod(0o755)
+    assert (good.status, bad.run, bad.status) == ("done", "runs/shut", "unreadable")
+    assert "Permission denied" in (bad.error or "")
+    assert (refused.value.where, refused.value.found) == (
+        "runs/shut/telemetry.jsonl",
+        "Permission denied",
+    )
 
 
 def summed(**given: object) -> Summary:
