@@ -311,6 +311,13 @@ def test_a_scorer_that_raises_is_named(run, monkeypatch) -> None:
         run()
 
 
+def test_a_scorer_that_returns_no_score_is_named(run, monkeypatch) -> None:
+    monkeypatch.setattr(Exact, "score", lambda *_: 1.0)
+    with pytest.raises(PluginError, match="scorer 'exact' failed in score, at task ") as caught:
+        run()
+    assert caught.value.found.startswith("TypeError: it returned a float, expected Score")
+
+
 def test_log_probabilities_that_are_not_finite_are_an_error(run, monkeypatch) -> None:
     broken = lambda _, documents: [np.full(1, np.nan) for _ in documents]  # noqa: E731
     monkeypatch.setattr(evaluation, "log_probs", broken)

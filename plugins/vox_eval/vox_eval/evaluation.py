@@ -343,12 +343,19 @@ def _line(prepared: Prepared, output: Output, score: Score) -> dict[str, Any]:
 
 def _score(prepared: Prepared, output: Output) -> Score:
     task, example = prepared.task, prepared.example
+    where = f"task {task.id}, row {example.id}"
     if not all(np.isfinite(each).all() for each in output.log_probs):
-        raise _not_finite(task, example)
-    at = f"score, at task {task.id}, row {example.id}"
-    with foreign_errors(task.table.scorer.name, at, "scorer"):
-        score = task.scorer.score(example, output)
-    _require_score(task, example, score)
+        raise TrainingError(
+            "T004",
+            "an answer cannot be judged: its log-probabilities are not finite",
+            where=where,
+            remedy="evaluate with --dtype fp32; if that changes nothing, the weights are broken",
+        )
+    with foreign_errors(task.table.scorer.name, f"score, at {where}", "scorer"):
+        score: object = task.scorer.score(example, output)
+        if not isinstance(score, Score):
+            raise TypeError(f"it returned a {type(score).__name__}, expected Score")
+    _require_score(task, where, score)
     return score
 
 
@@ -358,27 +365,18 @@ def _is_score(task: Task, value: float, weight: float) -> bool:
     return bool(np.isfinite(value)) and 0 < weight < np.inf
 
 
-def _require_score(task: Task, example: Example, score: Score) -> None:
+def _require_score(task: Task, where: str, score: Score) -> None:
     if _is_score(task, score.value, score.weight):
         return
     raise PluginError(
         "X001",
         f"scorer {task.table.scorer.name!r} gave a wrong score",
-        where=f"task {task.id}, row {example.id}",
+        where=where,
         found=f"score {score.value}, weight {score.weight}",
         expected="0 or 1 with weight 1; for others its class has `binary = False`"
         if task.scorer.binary
         else "a finite score with a positive weight",
         remedy="correct the scorer, or report it to its authors",
-    )
-
-
-def _not_finite(task: Task, example: Example) -> TrainingError:
-    return TrainingError(
-        "T004",
-        "an answer cannot be judged: its log-probabilities are not finite",
-        where=f"task {task.id}, row {example.id}",
-        remedy="evaluate with --dtype fp32; if that does not help, the model's weights are broken",
     )
 
 
