@@ -143,6 +143,22 @@ def test_what_is_not_there_is_refused_before_anything_is_written(extract, form: 
     assert (done.code, "VOX-D060" in done.err, Path("rows.jsonl").exists()) == (2, True, False)
 
 
+@pytest.mark.parametrize("form", ["python", "markdown"])
+def test_links_out_of_the_folder_are_named_and_not_read(extract, form: str) -> None:
+    suffix, text = {
+        "python": ("py", f'"""{"Text of a module. " * 9}"""\n'),
+        "markdown": ("md", "# Tool\n\nIt does a thing.\n"),
+    }[form]
+    Path("docs").mkdir()
+    for name in ("docs/a", "b"):
+        Path(f"{name}.{suffix}").write_text(text)
+    Path(f"docs/inside.{suffix}").symlink_to(f"a.{suffix}")
+    Path(f"docs/outside.{suffix}").symlink_to(f"../b.{suffix}")
+    told = json.loads(extract(form, "./docs", "--out", "rows.jsonl", "--json").out)
+    assert told["unread"] == [f"outside.{suffix}: it is a link that leads out of the folder"]
+    assert told["files"] == 2
+
+
 def test_markdown(extract, tmp_path: Path) -> None:
     Path("docs").mkdir()
     Path("docs/a.md").write_text("# Tool\n\nIt does a thing.\n\n```sh\ntool\n```\n")

@@ -52,11 +52,13 @@ class SourceFile:
     Args:
         relative: its path from the folder that holds the package, with slashes.
         module: its dotted name.
+        leads_out: it is a link out of the folder that was named, and is not read.
     """
 
     path: Path
     relative: str
     module: str
+    leads_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class Reader:
         try:
             if not file.path.is_file():  # a pipe would block
                 raise ValueError("it is no regular file")
+            if file.leads_out:
+                raise ValueError("it is a link that leads out of the folder")
             if file.path.stat().st_size > MAX_BYTES:
                 raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
             source = file.path.read_bytes()
@@ -297,7 +301,8 @@ def _below(
             stub = path.suffix == ".pyi" and f"{path.stem}.py" in names
             if path.suffix.lower() in suffixes and not _is_left_out(path) and not stub:
                 module = _dotted(path.relative_to(root)) if installed else _module(path, root)
-                yield SourceFile(path, path.relative_to(root).as_posix(), module)
+                leads_out = not installed and not path.resolve().is_relative_to(folder.resolve())
+                yield SourceFile(path, path.relative_to(root).as_posix(), module, leads_out)
 
 
 def _is_read(folder: Path) -> bool:
