@@ -121,6 +121,8 @@ def test_a_folder_that_may_not_be_entered_is_listed(tmp_path: Path) -> None:
         good, bad = read_runs(Path("runs"))
         with pytest.raises(AdapterError, match="telemetry of a run cannot be read") as refused:
             compare(Path("runs/good"), shut)
+        with pytest.raises(AdapterError, match="telemetry of a run cannot be read"):
+            plot([Path("runs/good"), shut], Path("losses.png"))
     finally:
         os.seteuid(user)
         shut.chmod(0o755)
