@@ -15,7 +15,7 @@ from vox_core.config import MergeSettings
 from vox_core.errors import command
 
 if TYPE_CHECKING:
-    from vox_core.run.merge import MergeReport, Requantised
+    from vox_core.run.merge import MergeReport
     from vox_core.run.proof import Proof
 
 
@@ -51,12 +51,15 @@ def _show(report: MergeReport) -> None:
         )
         if proof.from_trained > proof.tolerance:
             rows["trained"] += " (--onto trained-base merges into that one)"
-    if quantised:
-        rows["quantised"] = _quantised(quantised)
-    print_table(rows)
     step = command("vox", "chat", report.out)
     if quantised and quantised.distance is None:
+        unverified = "no installed backend loads it, so its logits were not verified"
+        rows["quantised"] = f"{quantised.quant}; {unverified}"
         step = f"vox plugin install mlx, then {step}"
+    elif quantised:
+        differ = f"logits differ by {quantised.distance:.1e} from the merged model's"
+        rows["quantised"] = f"{quantised.quant}; {differ}"
+    print_table(rows)
     click.echo(printable(f"next: {step}"))
 
 
@@ -67,9 +70,3 @@ def _kept(proof: Proof) -> str:
         f"{proof.carried:.0%} of that survives rounding to {proof.dtype} "
         "(--dtype fp32 keeps all of it)"
     )
-
-
-def _quantised(done: Requantised) -> str:
-    if done.distance is None:
-        return f"{done.quant}; no installed backend loads it, so its logits were not verified"
-    return f"{done.quant}; logits differ by {done.distance:.1e} from the merged model's"

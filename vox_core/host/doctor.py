@@ -207,7 +207,9 @@ def examine(
         if plugin.id not in blocked and all(check.ok for check in checks)
     ]
     hardware = probe_all([each for each in sound if each.manifest and each.manifest.probe])
-    own = _own_checks(sound, limit_s)
+    with ThreadPoolExecutor(max_workers=CHILDREN) as pool:
+        answers = pool.map(lambda plugin: _ask(plugin, limit_s), sound)
+        own = {plugin.id: checks for plugin, checks in zip(sound, answers, strict=True)}
     examined = [] if plugin_id else [_environment(machine, further)]
     for plugin, its in zip(plugins, static, strict=True):
         checks = [*its]
@@ -330,12 +332,6 @@ def _hardware_check(plugin: Found, found: Hardware | ProbeFault) -> Check:
 
 
 # --- by the plugin, in a process of its own -------------------------------------------------------
-
-
-def _own_checks(plugins: Sequence[Found], limit_s: float) -> dict[str, tuple[Check, ...]]:
-    with ThreadPoolExecutor(max_workers=CHILDREN) as pool:
-        results = pool.map(lambda plugin: _ask(plugin, limit_s), plugins)
-        return {plugin.id: checks for plugin, checks in zip(plugins, results, strict=True)}
 
 
 def _ask(plugin: Found, limit_s: float) -> tuple[Check, ...]:

@@ -33,7 +33,7 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vox_core import files
 from vox_core.config import FULL_LR, LORA_LR
@@ -71,9 +71,8 @@ LEAST_STEPS = 20
 _BEGINNING, _LEAST_BEGINNING = 30, 3
 _STANDARD_ERRORS, _LEAST_RISE = 5, 0.1
 _UNIFORM, _WORSE = 0.98, 1.1
-"""Shares of ln(vocabulary) from which on a loss counts as that of a uniform guess (the loss of a
-batch scatters around it where logits have collapsed), and as worse. Random weights are above it by
-half the variance of their logits: 1.08 for a tied head of 4,096 x 0.02 ** 2, 49,152 tokens."""
+"""Shares of ln(vocabulary): from the first on, a loss counts as that of a uniform guess, above the
+second as worse. Random weights are at 1.08 with a tied head of 4,096 columns, 49,152 tokens."""
 
 
 def rate_warning(lr: float, method: Method) -> Notice | None:
@@ -264,7 +263,10 @@ class RunController:
                 )
 
     def _skipped(self, event: StepSkipped) -> Iterator[Notice]:
-        documents = self._documents(event.step)
+        dataset, contract = self._plan.data.train, self._plan.contract
+        found = documents_in_step(dataset, contract.batch_size, contract.seed, event.step)
+        some = ((index, dataset[index]) for index in found.tolist())
+        documents = [{"document": n, "file": str(d.source), "line": d.line} for n, d in some]
         places = [f"{each['file']}:{each['line']}" for each in documents]
         more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
         rows = ", ".join(places[:SHOWN])
@@ -280,12 +282,6 @@ class RunController:
             yield Notice(f"{path.name} cannot be written: {error.what}", "warning")
         if self._progress.skipped_in_a_row >= self._plan.settings.max_bad_steps:
             raise self._too_many(event, path)
-
-    def _documents(self, step: int) -> list[dict[str, Any]]:
-        dataset, contract = self._plan.data.train, self._plan.contract
-        found = documents_in_step(dataset, contract.batch_size, contract.seed, step)
-        some = ((index, dataset[index]) for index in found.tolist())
-        return [{"document": n, "file": str(d.source), "line": d.line} for n, d in some]
 
     def _too_many(self, event: StepSkipped, path: Path) -> TrainingError:
         self.settle()
