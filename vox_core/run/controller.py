@@ -98,7 +98,7 @@ class LossWatch:
     """
 
     def __init__(self, vocabulary: int, progress: Progress, *, ordered: bool = False) -> None:
-        self._vocabulary, self._ordered, self._progress = vocabulary, ordered, progress
+        self._ordered, self._progress = ordered, progress
         self._uniform = math.log(vocabulary)
         self._first_seen = bool(progress.losses)
 
@@ -109,13 +109,15 @@ class LossWatch:
             if event.loss > _WORSE * self._uniform:
                 yield Notice(
                     f"the first loss, {event.loss:.2f}, is far above ln(vocabulary) = "
-                    f"{self._uniform:.2f}: before any training the model predicts worse than a "
-                    f"uniform guess over its {self._vocabulary:,} tokens. Weights, tokenizer or "
-                    "chat template do not belong together, the weights are broken, or the backend "
-                    "computes wrongly; `vox data preview` shows what is trained, and `vox "
-                    "generate` what the model answers without training",
+                    f"{self._uniform:.2f}: the model predicts worse than a uniform guess. Weights, "
+                    "tokenizer or chat template do not belong together, or the backend computes "
+                    "wrongly; `vox data preview` shows what is trained, and `vox generate` what "
+                    "the model answers without training",
                     "warning",
                 )
+            elif event.loss >= _UNIFORM * self._uniform:
+                new = "a new model needs --method full and an --lr of about 1e-3"
+                yield Notice(f"the first loss, {event.loss:.2f}, is that of a uniform guess: {new}")
 
     def at_end(self) -> Iterator[Notice]:
         """A warning about the losses of all steps, where there is reason for one."""
@@ -126,7 +128,7 @@ class LossWatch:
             yield Notice(
                 f"the training loss ends at {ended:.2f}, and ln(vocabulary) is "
                 f"{self._uniform:.2f}: the model predicts no better than a uniform guess; do not "
-                "use this run's result. If the loss began lower, train again with a lower --lr",
+                "use this run's result. If the loss began lower, lower --lr; else train longer",
                 "warning",
             )
         elif (began := self._risen_from(ended)) is not None:

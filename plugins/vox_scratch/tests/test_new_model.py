@@ -205,6 +205,8 @@ def test_it_learns_from_nothing(likes, text: Path, tmp_path: Path, backend: str)
     assert before == pytest.approx(math.log(320), rel=0.02), "a uniform guess"
     assert after < 0.5 * before
     assert not [each for each in run.report.warnings if "loss" in each or "lr" in each]
+    again = new_model(tmp_path / "again", like=str(run.path))
+    assert again.parameters == made.parameters, "a run stands for its model"
     with vox.load(run, backend=backend) as model:
         assert "sat" in model.generate("the cat number 7", max_tokens=12)
 
@@ -215,7 +217,8 @@ def test_it_learns_from_nothing(likes, text: Path, tmp_path: Path, backend: str)
         ({"values": {"hiden_size": 64}}, "C002", "did you mean hidden_size?"),
         ({"values": {"hidden_size": "64"}}, "C002", "one like the model's, 32"),
         ({"values": {"hidden_size": True}}, "C002", "one like the model's, 32"),
-        ({"values": {"vocab_size": 64}}, "C002", "no such value"),
+        ({"values": {"vocab_size": 64}}, "C002", "with --data and --vocab"),
+        ({"values": {"num_hidden_layers": 0}}, "C002", "does not make a model"),
         ({"values": {"num_attention_heads": 5}}, "C002", "does not make a model"),
         ({"values": {"num_hidden_layers": -1}}, "C002", "does not make a model"),
         ({"values": {"num_hidden_layers": None}}, "C002", "does not make a model"),
@@ -228,7 +231,7 @@ def test_it_learns_from_nothing(likes, text: Path, tmp_path: Path, backend: str)
         ({"data": ["train.txt"], "vocab": 259}, "C002", "at least 260"),
         ({"data": ["none.txt"]}, "D001", "none.txt"),
         ({"data": ["empty.jsonl"]}, "D002", "empty.jsonl"),
-        ({"data": ["bad.jsonl"]}, "D003", "bad.jsonl"),
+        ({"data": ["bad.jsonl"]}, "D003", "or name other files with --data"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
@@ -282,12 +285,15 @@ def test_the_command(likes, text: Path, monkeypatch, capsys: pytest.CaptureFixtu
     new = config(Path("new"))
     assert (new["num_hidden_layers"], new["hidden_act"]) == (1, "gelu")
     assert failures.run(root, ["model", "new", "new", *asked]) == 2
-    assert "VOX-O001" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "VOX-O001" in refused and "give another OUT" in refused
     assert failures.run(root, ["model", "new", "other", *asked, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["path"], told["vocabulary"], told["model_type"]) == ("other", 300, "llama")
     assert (Path("new") / "model.safetensors").read_bytes() == (
         Path("other") / "model.safetensors"
     ).read_bytes()
+    assert failures.run(root, ["model", "new", "few", *asked[:-1], "99999"]) == 0
+    assert "the data has no more pairs to merge" in capsys.readouterr().out
     assert failures.run(root, ["model", "new", "third", "--set", "x"]) == 2
     assert "expected NAME=VALUE" in capsys.readouterr().err

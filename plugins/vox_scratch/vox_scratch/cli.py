@@ -76,17 +76,21 @@ def new(out: Path, values: tuple[tuple[str, Any], ...], as_json: bool, **given: 
 
     OUT is a new folder in Hugging Face's layout, with float32 weights and without a chat template.
     """
+    if given["data"]:
+        click.echo("training a tokenizer on the data …", err=True)
     with display() as shown:
         made = new_model(out, values=dict(values), progress=shown.transfer, **given)
     if as_json:
         print_json(made)
     else:
-        _show(made, given["data"])
+        _show(made, given["data"], given["vocab"])
     return made
 
 
-def _show(made: NewModel, data: tuple[Path, ...]) -> None:
+def _show(made: NewModel, data: tuple[Path, ...], asked: int | None) -> None:
     density = f", {made.bytes_per_token:.2f} bytes per token" if made.bytes_per_token else ""
+    if asked and made.vocabulary < asked:
+        density += "; the data has no more pairs to merge"
     print_table(
         {
             "written": str(made.path),

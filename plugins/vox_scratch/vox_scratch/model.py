@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from vox_core.api.files import atomic_folder, require_absent
 from vox_core.api.models import Progress, resolve
-from vox_core.api.rows import check_files, find_split
+from vox_core.api.rows import CheckedFile, check_files, find_split
+from vox_core.api.runs import RunFolder
 from vox_core.api.tokenizers import load_tokenizer
-from vox_core.errors import ConfigError
+from vox_core.errors import ConfigError, DataError
 from vox_scratch.tokenizer import bytes_per_token, trained_like
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def new_model(
     """Write a model with random weights, and without a chat template, to the new folder `out`.
 
     Args:
-        like: a model, whose configuration and tokenizer are taken; it needs no weights.
+        like: a model or a run of the method `full`, whose configuration and tokenizer are taken; it
+            needs no weights.
         values: other values of its configuration, such as `num_hidden_layers`.
         data: files and folders to train a tokenizer on.
         vocab: tokens of that tokenizer; by default as many as the model's has.
@@ -82,16 +84,17 @@ def new_model(
         ModelError: `like` cannot be used.
         OutputError: `out` exists, or cannot be written.
     """
-    require_absent(out)
+    require_absent(out, "give another OUT")
     if vocab is not None and not data:
         what, remedy = "--vocab without data to train a tokenizer on", "name files with --data"
         raise ConfigError("C004", what, where="--vocab", found=vocab, remedy=remedy)
-    base = resolve(like, progress=progress, weights=False)
+    trained = RunFolder(Path(like)).model
+    base = resolve(str(trained or like), progress=progress, weights=False)
     config = _configuration(base.path, values or {})
     tokenizer = load_tokenizer(base.path)
     density = None
     if data:
-        files = check_files(find_split(data)[0])
+        files = _sound(find_split(data)[0])
         tokenizer = trained_like(tokenizer, files, vocab or len(tokenizer))
         config.vocab_size = len(tokenizer)
         for name in _TOKENS:
@@ -106,6 +109,16 @@ def new_model(
             weights.chmod((folder / "config.json").stat().st_mode)
     count = model.num_parameters()
     return NewModel(out, base.id, config.model_type, count, len(tokenizer), density)
+
+
+def _sound(paths: Sequence[Path]) -> list[CheckedFile]:
+    """Check the rows of the files (D003 for malformed ones)."""
+    try:
+        return check_files(paths)
+    except DataError as error:
+        if error.code != "VOX-D003":
+            raise
+        raise error.but(remedy="correct these lines, or name other files with --data") from error
 
 
 def _configuration(folder: Path, values: Mapping[str, Any]) -> PreTrainedConfig:
@@ -159,12 +172,15 @@ def _fitting(name: str, value: Any, known: Mapping[str, Any], common: set[str]) 
     """
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
+        remedy = f"did you mean {near[0]}?" if near else "use one of these names"
+        if name == "vocab_size":
+            remedy = "train a tokenizer of that size, with --data and --vocab"
         raise ConfigError(
             "C002",
             "the model's configuration has no such value",
             where=f"--set {name}",
             expected=", ".join(sorted({*known} - common)),
-            remedy=f"did you mean {near[0]}?" if near else "use one of these names",
+            remedy=remedy,
         )
     was = known[name]
     if isinstance(was, float) and type(value) is int:
@@ -195,8 +211,9 @@ def _initialised(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
             logits = model(torch.tensor([[0, 1]])).logits
     except Exception as error:  # what does not fit together fails anywhere
         raise _impossible(error) from error
-    if not logits.isfinite().all() or not all(part.numel() for part in model.parameters()):
-        raise _impossible(ValueError("weights without a number, or logits that are not finite"))
+    sizes = [*(part.numel() for part in model.parameters()), config.num_hidden_layers]
+    if not logits.isfinite().all() or not all(sizes):
+        raise _impossible(ValueError("no layers, an empty weight, or logits that are not finite"))
     return model
 
 
