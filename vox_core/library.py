@@ -54,7 +54,7 @@ Reference: TypeAlias = "str | os.PathLike[str]"
 """A run, a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model."""
 Messages: TypeAlias = "str | Sequence[Mapping[str, str]]"
 """A user's message, or a conversation: `role` and `content` of each message."""
-Data: TypeAlias = "Reference | Sequence[Reference] | Iterable[Mapping[str, Any]]"
+Data: TypeAlias = "Reference | Iterable[Reference] | Iterable[Mapping[str, Any]]"
 """Files, folders or data sets of the hub; or rows, such as a `datasets.Dataset`."""
 OnEvent: TypeAlias = Callable[[Event], None]
 
@@ -293,10 +293,10 @@ class Model:
     @overload
     def generate(self, prompts: str, **sampling: Unpack[Sampling]) -> str: ...  # type: ignore[overload-overlap]  # a text is a sequence of texts
     @overload
-    def generate(self, prompts: Sequence[Messages], **sampling: Unpack[Sampling]) -> list[str]: ...
+    def generate(self, prompts: Iterable[Messages], **sampling: Unpack[Sampling]) -> list[str]: ...
 
     @in_python
-    def generate(self, prompts: str | Sequence[Messages], **sampling: Any) -> str | list[str]:
+    def generate(self, prompts: str | Iterable[Messages], **sampling: Any) -> str | list[str]:
         """Answer a prompt, or many at once, with the sampling settings of `[generate]`; greedy by
         default.
 
@@ -309,7 +309,7 @@ class Model:
 
     def answers(
         self,
-        prompts: Sequence[Messages],
+        prompts: Iterable[Messages],
         *,
         out: Reference | None = None,
         on_event: OnEvent | None = None,

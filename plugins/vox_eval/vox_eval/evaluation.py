@@ -445,7 +445,7 @@ def _windows(model: OpenModel, text: str) -> list[Document]:
 
 
 def _tokens(model: OpenModel, text: str, special: bool) -> list[int]:
-    return list(model.tokenizer(text, add_special_tokens=special)["input_ids"])
+    return list(model.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
 
 def _with_start(model: OpenModel, tokens: list[int], first: int) -> tuple[list[int], int]:

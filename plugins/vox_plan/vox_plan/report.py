@@ -157,7 +157,7 @@ class SpeedPlan:
         own: modules that keep their library's forward, by the reason.
         measured: when, in seconds since the epoch.
         steps: how many were measured; 0 where `tuned`.
-        run: the newest of the same model, backend, device and precision, where `earlier`.
+        run: one of the same model, backend, device and precision, where `earlier`.
     """
 
     tokens_per_second: float

@@ -21,7 +21,7 @@ from pathlib import Path
 from vox_core.api import plans
 from vox_core.api.models import Context
 from vox_core.api.plans import Document, RunPlan, Tell
-from vox_core.api.runs import read_run, runs_in
+from vox_core.api.runs import Summary, read_run, runs_in
 from vox_core.api.training import Learner
 from vox_core.contract import (
     Batch,
@@ -315,25 +315,31 @@ def speed(
 
 
 def _earlier(run: RunPlan, tokens: int | None, runs: Path) -> SpeedPlan | None:
-    """The tokens/s of the newest run of the same model, backend, device and precision."""
+    """The tokens/s of a run of the same model, backend, device and precision: of the newest runs,
+    the one with most steps, as the first ones of a run are slow."""
     plan = run.execution
     wanted = (run.inputs.model.id, plan.backend, plan.device, plan.dtype, plan.contract.quant)
+    longest: Summary | None = None
     for folder in _newest(runs):
-        try:
+        with suppress(AdapterError):
             found = read_run(folder)
-        except AdapterError:
-            continue
-        rate = found.tokens_per_second
-        if rate and wanted == (found.model, found.backend, found.device, found.dtype, found.quant):
-            return SpeedPlan(
-                tokens_per_second=rate,
-                seconds=tokens / rate if tokens else None,
-                measured=found.last or 0.0,
-                how="earlier",
-                steps=len(found.losses),
-                run=found.run,
-            )
-    return None
+            same = (found.model, found.backend, found.device, found.dtype, found.quant) == wanted
+            if same and found.tokens_per_second and len(found.losses) > _length(longest):
+                longest = found
+    if longest is None or not (rate := longest.tokens_per_second):
+        return None
+    return SpeedPlan(
+        tokens_per_second=rate,
+        seconds=tokens / rate if tokens else None,
+        measured=longest.last or 0.0,
+        how="earlier",
+        steps=_length(longest),
+        run=longest.run,
+    )
+
+
+def _length(run: Summary | None) -> int:
+    return len(run.losses) if run else 0
 
 
 def _newest(runs: Path) -> list[Path]:

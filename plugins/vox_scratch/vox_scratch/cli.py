@@ -62,7 +62,7 @@ class Value(click.ParamType[Any]):
         ),
         click.Option(
             ["--seed"],
-            type=int,
+            type=click.IntRange(0, 2**63 - 1),
             metavar="N",
             default=42,
             help="Seed of the weights.  [default: 42]",

@@ -12,11 +12,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vox_core.api.files import atomic_folder, require_absent
+from vox_core.api.files import atomic_folder, require_absent, require_space
 from vox_core.api.models import Progress, resolve
 from vox_core.api.rows import CheckedFile, check_files, find_split
 from vox_core.api.runs import RunFolder
@@ -30,10 +31,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 LIKE = "smollm2-135m"
-_OURS = {"architectures", "model_type", "dtype", "transformers_version", "vocab_size"}
-"""Keys of a configuration that no value may be given for."""
-_SCALED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_OURS = {"architectures", "model_type", "dtype", "transformers_version", "vocab_size", *_TOKENS}
+"""Keys of a configuration that no value may be given for; some are the tokenizer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ def new_model(
         density = bytes_per_token(tokenizer, files)
     tokenizer.chat_template = None
     model = _initialised(config, seed)
+    require_space(out, 4 * model.num_parameters(), "the model")
     with atomic_folder(out) as folder, _without_bars():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -138,29 +139,37 @@ def _configuration(folder: Path, values: Mapping[str, Any]) -> PreTrainedConfig:
     wanted = values.get("num_hidden_layers", layers)
     try:
         for name, value in known.items():
-            if isinstance(value, list) and len(value) == layers:  # such as `layer_types`
+            is_listed = isinstance(value, list) and len(value) == layers and name not in _TOKENS
+            if is_listed:  # such as `layer_types`
                 known[name] = [value[n % layers] for n in range(wanted)]
-        changed: PreTrainedConfig = type(config).from_dict(
-            {**known, **_in_proportion(known, values), **values}
-        )
+        sizes = _in_proportion(known, values)
+        changed: PreTrainedConfig = type(config).from_dict(deepcopy({**known, **sizes, **values}))
     except Exception as error:
         raise _impossible(error) from error
     return changed
 
 
 def _in_proportion(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, int]:
-    """Sizes that go with another `hidden_size`: heads of the same size, at least as many queries to
-    a key, feed-forward layers in proportion, rounded up to a multiple of 64."""
-    if not (old := known.get("hidden_size")) or (new := values.get("hidden_size", old)) in (0, old):
+    """Sizes that go with another `hidden_size`: heads of the same size, about
+    as many queries to a key, feed-forward layers in proportion, up to a multiple of 64.
+
+    Raises:
+        ValueError: no number of such heads fits.
+    """
+    if not {"hidden_size", "num_attention_heads"} & values.keys() or "hidden_size" not in known:
         return {}
-    scaled = {name: known[name] * new / old for name in _SCALED if known.get(name)}
-    sizes = {}
-    if inner := scaled.get("intermediate_size"):
-        sizes["intermediate_size"] = math.ceil(inner / 64) * 64
-    if (heads := scaled.get("num_attention_heads")) and heads.is_integer():
-        count = sizes["num_attention_heads"] = values.get("num_attention_heads", int(heads))
-        if keys := scaled.get("num_key_value_heads"):
-            sizes["num_key_value_heads"] = math.gcd(count, max(1, round(keys)))
+    ratio = values.get("hidden_size", known["hidden_size"]) / known["hidden_size"]
+    size = known["hidden_size"] // known["num_attention_heads"]
+    heads = values.get("num_attention_heads", known["num_attention_heads"] * ratio)
+    if heads != int(heads):
+        raise ValueError(
+            f"hidden_size is no multiple of {size}, the size of a head; set its number"
+        )
+    sizes = {"num_attention_heads": int(heads)}
+    if keys := known.get("num_key_value_heads"):
+        sizes["num_key_value_heads"] = math.gcd(int(heads), max(1, round(keys * ratio)))
+    if inner := known.get("intermediate_size"):
+        sizes["intermediate_size"] = math.ceil(inner * ratio / 64) * 64 if ratio != 1 else inner
     return sizes
 
 
@@ -185,13 +194,14 @@ def _fitting(name: str, value: Any, known: Mapping[str, Any], common: set[str]) 
     was = known[name]
     if isinstance(was, float) and type(value) is int:
         return float(value)
-    if None not in (was, value) and type(value) is not type(was):
+    is_size = type(was) is type(value) is int and was > 0
+    if (None not in (was, value) and type(value) is not type(was)) or (is_size and value < 1):
         raise ConfigError(
             "C002",
-            "a value of the configuration has another type",
+            "a value of the configuration is not like the model's",
             where=f"--set {name}",
             found=json.dumps(value),
-            expected=f"one like the model's, {json.dumps(was)}",
+            expected=f"a value such as {json.dumps(was)}, which the model has",
             remedy="correct the value",
         )
     return value

@@ -1,14 +1,15 @@
 """Train a tokenizer like a model's on the texts of data files.
 
 It has the model's special tokens, normaliser and rules for cutting text into words; its vocabulary
-is new. A kind of tokenizer that would lose characters which the data lacks is refused: a vocabulary
-needs a token for every byte.
+is new. Only byte-level BPE can be trained: with a token for every byte, no character that the data
+lacks is lost.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from vox_core.api.rows import CheckedFile, Record, read_lines, row_text
 from vox_core.errors import ConfigError, VoxError
@@ -16,8 +17,6 @@ from vox_core.errors import ConfigError, VoxError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_PROBE = "Ein Café: 12,50 €\n\tdef f(x): return x  # naïve 你好 שלום 🙂 \x7f"
-"""Characters of one to four bytes, a tab and repeated spaces."""
 _SAMPLE = 1_000_000
 
 
@@ -29,23 +28,40 @@ def trained_like(
     Raises:
         ConfigError: C002, this kind of tokenizer cannot be trained, or `size` is too small.
     """
-    least = _trained(tokenizer, [""], 0)
-    try:
-        loses = _keeps(tokenizer, _PROBE) and not _keeps(least, _PROBE)
-    except Exception as error:  # as where neither a byte nor `<unk>` is in the vocabulary
-        raise _untrainable(str(error)) from error
-    if loses:
-        raise _untrainable("a trained one has no token for every byte")
-    if size < len(least):
+    from tokenizers import Tokenizer
+
+    old = json.loads(tokenizer.backend_tokenizer.to_str())
+    kind = old["model"]["type"]
+    if kind != "BPE" or not any(each["type"] == "ByteLevel" for each in _parts(old["decoder"])):
+        raise _untrainable(f"a tokenizer of the kind {kind}, without a token for every byte")
+    least = len(_trained(tokenizer, [""], 0))
+    if size < least:
         raise ConfigError(
             "C002",
             "the vocabulary has no room for the special tokens and every byte",
             where="--vocab",
             found=size,
-            expected=f"at least {len(least):,}",
+            expected=f"at least {least:,}",
             remedy="such as --vocab 8192",
         )
-    return _trained(tokenizer, _texts(files), size)
+    new = _trained(tokenizer, _texts(files), size)
+    # transformers renumbers the tokens around a text where they are not within a sequence.
+    made = json.loads(new.backend_tokenizer.to_str())
+    for part in _parts(made["post_processor"]):
+        for token in part.get("special_tokens", {}).values():
+            token["ids"] = new.convert_tokens_to_ids(token["tokens"])
+    renumbered = Tokenizer.from_str(json.dumps(made)).post_processor
+    if renumbered:
+        new.backend_tokenizer.post_processor = renumbered
+    return new
+
+
+def _parts(step: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The parts of a decoder or post-processor; of a sequence, each of them."""
+    if step is None:
+        return []
+    inner = [*step.get("decoders", ()), *step.get("processors", ())]
+    return [part for each in inner for part in _parts(each)] if inner else [step]
 
 
 def bytes_per_token(tokenizer: PreTrainedTokenizerBase, files: Sequence[CheckedFile]) -> float:
@@ -78,11 +94,6 @@ def _texts(files: Sequence[CheckedFile]) -> Iterator[str]:
         for _, record in read_lines(file.path, file.lines):
             if isinstance(record, Record):
                 yield row_text(record)
-
-
-def _keeps(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return bool(tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text)
 
 
 def _untrainable(found: str) -> ConfigError:
