@@ -29,7 +29,7 @@ class Words:
     """Whether it puts the BOS token before a text by itself."""
     chat_template: str | None = None
 
-    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[Any]]:
+    def __call__(self, text: str, add_special_tokens: bool, verbose: bool) -> dict[str, list[Any]]:
         tokens = re.findall(r" ?\w+|\W", text)
         front = [self.bos_token_id] if self.begins and add_special_tokens else []
         return {"input_ids": [*front, *tokens]}
