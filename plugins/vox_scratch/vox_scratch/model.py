@@ -139,9 +139,8 @@ def _configuration(folder: Path, values: Mapping[str, Any]) -> PreTrainedConfig:
     wanted = values.get("num_hidden_layers", layers)
     try:
         for name, value in known.items():
-            is_listed = isinstance(value, list) and len(value) == layers and name not in _TOKENS
-            if is_listed:  # such as `layer_types`
-                known[name] = [value[n % layers] for n in range(wanted)]
+            if isinstance(value, list) and len(value) == layers and name not in _TOKENS:
+                known[name] = [value[n % layers] for n in range(wanted)]  # such as `layer_types`
         sizes = _in_proportion(known, values)
         changed: PreTrainedConfig = type(config).from_dict(deepcopy({**known, **sizes, **values}))
     except Exception as error:
@@ -150,20 +149,21 @@ def _configuration(folder: Path, values: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def _in_proportion(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, int]:
-    """Sizes that go with another `hidden_size`: heads of the same size, about
-    as many queries to a key, feed-forward layers in proportion, up to a multiple of 64.
+    """Sizes that go with another width or number of heads: heads of the same size, about as many
+    queries to a key, feed-forward layers in proportion, up to a multiple of 64.
 
     Raises:
         ValueError: no number of such heads fits.
     """
-    if not {"hidden_size", "num_attention_heads"} & values.keys() or "hidden_size" not in known:
+    decide = {"hidden_size", "num_attention_heads"}
+    if not decide & values.keys() or not decide <= known.keys():
         return {}
     ratio = values.get("hidden_size", known["hidden_size"]) / known["hidden_size"]
     size = known["hidden_size"] // known["num_attention_heads"]
     heads = values.get("num_attention_heads", known["num_attention_heads"] * ratio)
     if heads != int(heads):
         raise ValueError(
-            f"hidden_size is no multiple of {size}, the size of a head; set its number"
+            f"hidden_size is no multiple of {size}, the size of a head: set num_attention_heads"
         )
     sizes = {"num_attention_heads": int(heads)}
     if keys := known.get("num_key_value_heads"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from vox_core.api.rows import CheckedFile, Record, read_lines, row_text
 from vox_core.errors import ConfigError, VoxError
@@ -28,40 +28,41 @@ def trained_like(
     Raises:
         ConfigError: C002, this kind of tokenizer cannot be trained, or `size` is too small.
     """
-    from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import ByteLevel
 
-    old = json.loads(tokenizer.backend_tokenizer.to_str())
-    kind = old["model"]["type"]
-    if kind != "BPE" or not any(each["type"] == "ByteLevel" for each in _parts(old["decoder"])):
-        raise _untrainable(f"a tokenizer of the kind {kind}, without a token for every byte")
-    least = len(_trained(tokenizer, [""], 0))
-    if size < least:
+    kind = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"]
+    if kind != "BPE":  # the trainer of Unigram needs texts, and never ends without
+        raise _untrainable(f"a tokenizer of the kind {kind}")
+    least = _trained(tokenizer, [""], 0)
+    if not {*ByteLevel.alphabet()} <= least.get_vocab().keys():
+        raise _untrainable("a trained one has no token for every byte")
+    if size < len(least):
         raise ConfigError(
             "C002",
             "the vocabulary has no room for the special tokens and every byte",
             where="--vocab",
             found=size,
-            expected=f"at least {least:,}",
+            expected=f"at least {len(least):,}",
             remedy="such as --vocab 8192",
         )
     new = _trained(tokenizer, _texts(files), size)
-    # transformers renumbers the tokens around a text where they are not within a sequence.
-    made = json.loads(new.backend_tokenizer.to_str())
-    for part in _parts(made["post_processor"]):
-        for token in part.get("special_tokens", {}).values():
-            token["ids"] = new.convert_tokens_to_ids(token["tokens"])
-    renumbered = Tokenizer.from_str(json.dumps(made)).post_processor
-    if renumbered:
-        new.backend_tokenizer.post_processor = renumbered
+    _renumber_ends(new)
     return new
 
 
-def _parts(step: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The parts of a decoder or post-processor; of a sequence, each of them."""
-    if step is None:
-        return []
-    inner = [*step.get("decoders", ()), *step.get("processors", ())]
-    return [part for each in inner for part in _parts(each)] if inner else [step]
+def _renumber_ends(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give the tokens that a trained tokenizer puts around a text their new ids; transformers does
+    so where their template is not within a sequence, as Llama 3's is."""
+    from tokenizers import Tokenizer
+
+    made = json.loads(tokenizer.backend_tokenizer.to_str())
+    ends = made["post_processor"] or {}
+    for part in (ends, *ends.get("processors", ())):
+        for token in part.get("special_tokens", {}).values():
+            token["ids"] = tokenizer.convert_tokens_to_ids(token["tokens"])
+    if ends:
+        renumbered = Tokenizer.from_str(json.dumps(made)).post_processor
+        tokenizer.backend_tokenizer.post_processor = renumbered
 
 
 def bytes_per_token(tokenizer: PreTrainedTokenizerBase, files: Sequence[CheckedFile]) -> float:
@@ -102,6 +103,6 @@ def _untrainable(found: str) -> ConfigError:
         "a tokenizer like this model's cannot be trained",
         where="--like",
         found=found,
-        expected="a model with a byte-level tokenizer, such as SmolLM2, Qwen3 or Llama 3",
+        expected="a model with a byte-level BPE tokenizer, such as SmolLM2, Qwen3 or Llama 3",
         remedy="leave out --data to keep the model's own tokenizer, or name another model",
     )
