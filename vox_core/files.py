@@ -105,7 +105,7 @@ def storage_error(error: OSError, where: Path | str) -> StorageError:
             "the disk is full",
             where=where,
             found=error.strerror,
-            remedy="free space on that disk, or choose another place for the output, and run again",
+            remedy="free space on that disk, or choose another one with --out, and run again",
         )
     return StorageError(
         "S002",
@@ -294,7 +294,7 @@ def require_space(path: Path, needed: int, what: str) -> None:
             where=parent,
             found=f"{free / 1e6:,.0f} MB free",
             expected=f"{needed / 1e6:,.0f} MB",
-            remedy="free space on that disk, or choose another place for the output",
+            remedy="free space on that disk, or choose another one with --out",
         )
 
 

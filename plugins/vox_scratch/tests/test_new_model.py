@@ -301,6 +301,14 @@ def test_the_tokens_around_a_text_are_renumbered(
     assert new("the cat")["input_ids"][0] == new.bos_token_id != 259
 
 
+def test_a_disk_without_room(likes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vox_core.files.free_space", lambda path: (path.parent, 1000))
+    with pytest.raises(VoxError, match="VOX-S001") as caught:
+        new_model(tmp_path / "new", like=likes("llama"))
+    assert "or give another OUT" in str(caught.value)
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_a_model_to_imitate_needs_no_weights(likes, tmp_path: Path) -> None:
     like = tmp_path / "like"
     shutil.copytree(likes("llama"), like, ignore=shutil.ignore_patterns("*.safetensors"))

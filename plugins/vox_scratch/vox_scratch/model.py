@@ -22,7 +22,7 @@ from vox_core.api.models import Progress, resolve
 from vox_core.api.rows import CheckedFile, check_files, find_split
 from vox_core.api.runs import RunFolder
 from vox_core.api.tokenizers import load_tokenizer
-from vox_core.errors import ConfigError, DataError
+from vox_core.errors import ConfigError, DataError, StorageError
 from vox_scratch.tokenizer import bytes_per_token, trained_like
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def new_model(
         DataError: a data file cannot be used.
         ModelError: `like` cannot be used.
         OutputError: `out` exists, or cannot be written.
+        StorageError: the disk is full, or an I/O error.
     """
     require_absent(out, "give another OUT")
     if vocab is not None and not data:
@@ -102,7 +103,10 @@ def new_model(
         density = bytes_per_token(tokenizer, files)
     tokenizer.chat_template = None
     model = _initialised(config, seed)
-    require_space(out, 4 * model.num_parameters(), "the model")
+    try:
+        require_space(out, 4 * model.num_parameters(), "the model")
+    except StorageError as error:
+        raise error.but(remedy="free space on that disk, or give another OUT") from error
     with atomic_folder(out) as folder, _without_bars():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
