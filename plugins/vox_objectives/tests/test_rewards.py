@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
+import subprocess
 import sys
 
 import pytest
@@ -51,12 +53,13 @@ def test_a_program_has_no_variables_of_the_environment(monkeypatch):
 
 
 def test_a_file_that_does_not_end_loading_is_told_where_such_code_belongs(tmp_path, monkeypatch):
-    monkeypatch.setattr(rewards, "SECONDS", 0.1)
     (file := tmp_path / "mine.py").write_text(
         "import time\ntime.sleep(600)\ndef f(row, answer): 0\n"
     )
-    with pytest.raises(ConfigError, match="took more than") as caught:
-        rewards.FunctionReward(file, "f")
+    with monkeypatch.context() as patch:
+        patch.setattr(rewards, "SECONDS", 0.1)
+        with pytest.raises(ConfigError, match="took more than") as caught:
+            rewards.FunctionReward(file, "f")
     assert '`if __name__ == "__main__":`' in caught.value.remedy
     file.write_text("def g(row, answer): return 0\n")
     for path in (file, tmp_path / "none.py"):
@@ -65,21 +68,30 @@ def test_a_file_that_does_not_end_loading_is_told_where_such_code_belongs(tmp_pa
         assert "__main__" not in caught.value.remedy
 
 
-@pytest.mark.parametrize("seconds", [10.0, 2.0])
-def test_a_program_leaves_no_process(tmp_path, monkeypatch, seconds):
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_program_leaves_no_process(tmp_path, monkeypatch, ends):
     """Whether it ends by itself or is ended: its child holds a pipe as long as it lives."""
-    monkeypatch.setattr(rewards, "SECONDS", seconds)
     os.mkfifo(pipe := tmp_path / "pipe")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    waits = "time.sleep(600)" if seconds < 10 else ""
+
+    def take_too_long(process, program=None, seconds=None):
+        if program is None:
+            return process.wait()
+        process.stdin.write(program)
+        process.stdin.close()
+        assert select.select([reader], [], [], 60)[0]  # it has started
+        raise subprocess.TimeoutExpired(process.args, seconds)
+
+    if not ends:
+        monkeypatch.setattr(subprocess.Popen, "communicate", take_too_long)
     program = f"""
 import subprocess, time
 with open({str(pipe)!r}, "w") as writer:
-    print("started", file=writer, flush=True)
     subprocess.Popen(["sleep", "600"], stdout=writer)
-{waits}
+    print("started", file=writer, flush=True)
+time.sleep({0 if ends else 600})
 """
-    assert rewards.python({"answer": ""}, program) == (0.0 if waits else 1.0)
+    assert rewards.python({"answer": ""}, program) == float(ends)
     os.set_blocking(reader, True)
     with os.fdopen(reader) as heard:
         assert heard.read() == "started\n"
