@@ -46,6 +46,7 @@ PACKAGES = {
     "vox_data": ROOT / "plugins/vox_data/vox_data",
     "vox_bundle": ROOT / "plugins/vox_bundle/vox_bundle",
     "vox_extract": ROOT / "plugins/vox_extract/vox_extract",
+    "vox_hub": ROOT / "plugins/vox_hub/vox_hub",
     "vox_scratch": ROOT / "plugins/vox_scratch/vox_scratch",
     "vox_testing": ROOT / "libs/vox_testing/vox_testing",
 }

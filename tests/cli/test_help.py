@@ -27,6 +27,7 @@ PATHS = [
     "data preview",
     "merge",
     "export",
+    "push",
     "chat",
     "data check",
     "eval",

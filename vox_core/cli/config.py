@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +38,14 @@ def show(config_file: Path | None, as_json: bool) -> None:
         return
     for number, (kind, settings) in enumerate(loaded):
         click.echo(f"{chr(10) if number else ''}[{kind.section}]")
-        for line in _toml(kind, settings, config_file):
-            click.echo(line)
+        for name, value in zip(kind.own_fields(), _values(settings).values(), strict=True):
+            key = name.replace("_", "-")
+            text = f"# {key} =" if value is None else f"{key} = {_toml_value(value)}"
+            click.echo(f"{text:<36}  # {source_of(kind, name, config_file)}")
 
 
 def _values(settings: Section) -> dict[str, Any]:
     return settings.model_dump(mode="json", by_alias=True, include=set(settings.own_fields()))
-
-
-def _toml(kind: type[Section], settings: Section, config_file: Path | None) -> Iterator[str]:
-    """Yield one line per setting; an unset one is a comment, for TOML has no null."""
-    for name, value in zip(kind.own_fields(), _values(settings).values(), strict=True):
-        key = name.replace("_", "-")
-        text = f"# {key} =" if value is None else f"{key} = {_toml_value(value)}"
-        yield f"{text:<36}  # {source_of(kind, name, config_file)}"
 
 
 def _toml_value(value: Any) -> str:
