@@ -261,6 +261,23 @@ def test_a_merged_model(hub, run, vox, tmp_path):
     assert not [name for name, content in hub.files.items() if b"/tmp" in content]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("README.md", b"---\na: [\n---\n"),
+        ("README.md", b"\xff"),
+        ("vox_adapter.json", b"{"),
+        ("adapter_config.json", b"[]"),
+    ],
+)
+def test_a_broken_file_is_named(hub, run, vox, tmp_path, name, content):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / name).write_bytes(content)
+    (tmp_path / "run/plan.json").unlink()  # an adapter folder of anybody
+    done = vox("push", tmp_path / "run", "me/mine")
+    assert "error[VOX-A001]" in done.err and f"/{name}\n" in done.err and not hub.private
+
+
 def test_a_link_out_of_the_folder_is_not_followed(hub, runs, vox, tmp_path):
     (tmp_path / "secret").write_text("s3cret")
     model = shutil.copytree(runs / "full/model", tmp_path / "model")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vox_core.api.files import file_sha256, read_json
+from vox_core.api.files import file_sha256
 from vox_core.api.models import (
     CONFIG,
     MANIFEST,
@@ -132,11 +132,11 @@ def _prepared(folder: Path, repository: str, base_model: str | None) -> Upload:
     files: dict[str, Path | bytes] = {name: at / name for name in names}
     base = _require_id(base_model, "--base-model") if base_model else _base_of(folder)
     if is_adapter:
-        files[CONFIG] = _config(folder / CONFIG, base)
+        files[CONFIG] = _config(folder, base)
     for name in {*MANIFESTS} & files.keys():
-        files[name] = _without_path(at / name)
+        files[name] = _without_path(at, name)
     if (card := folder / CARD).is_file():
-        files[CARD] = _card(card.read_text("utf-8"), repository, base)
+        files[CARD] = _card(card, repository, base)
     kept = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     return Upload(repository, files, tuple(sorted(kept - files.keys() - {model and model.name})))
 
@@ -149,24 +149,25 @@ def _named(folder: Path, patterns: Iterable[str]) -> Iterator[str]:
 
 def _base_of(folder: Path) -> str | None:
     """Return the name of the base model on the hub, as the folder says it; None if it does not."""
-    for path in (folder / name for name in MANIFESTS):
-        if path.is_file():
-            hub: str | None = (read_json(path)["base"] or {}).get("hub")
+    run = RunFolder(folder)
+    for name in MANIFESTS:
+        if (folder / name).is_file():
+            hub: str | None = (run.read(name).get("base") or {}).get("hub")
             return hub
     if not (folder / CONFIG).is_file():
         return None
-    name = str(read_json(folder / CONFIG)["base_model_name_or_path"])
-    return name if _is_id(name) and not Path(name).exists() else None
+    named = str(run.read(CONFIG).get("base_model_name_or_path"))
+    return named if _is_id(named) and not Path(named).exists() else None
 
 
-def _config(path: Path, base: str | None) -> bytes:
+def _config(folder: Path, base: str | None) -> bytes:
     """The adapter's configuration, whose base model everybody can find."""
-    config = read_json(path)
+    config = RunFolder(folder).read(CONFIG)
     if base is None:
         raise ConfigError(
             "C004",
             "the base model has no name on the hub, so nobody else could load the adapter",
-            where=path,
+            where=folder / CONFIG,
             found=f"the path {config.get('base_model_name_or_path')}",
             expected="OWNER/NAME",
             remedy="name its repository with --base-model; if it is in none, push it first, or the "
@@ -175,9 +176,9 @@ def _config(path: Path, base: str | None) -> bytes:
     return _json({**config, "base_model_name_or_path": base})
 
 
-def _without_path(path: Path) -> bytes:
-    manifest = read_json(path)
-    (manifest["base"] or {}).pop("path", None)
+def _without_path(folder: Path, name: str) -> bytes:
+    manifest = RunFolder(folder).read(name)
+    (manifest.get("base") or {}).pop("path", None)
     return _json(manifest)
 
 
@@ -185,8 +186,9 @@ def _json(value: object) -> bytes:
     return json.dumps(value, indent=2).encode() + b"\n"
 
 
-def _card(text: str, repository: str, base: str | None) -> bytes:
+def _card(path: Path, repository: str, base: str | None) -> bytes:
     """The model card as it reads there: how to load it, and only a base model that the hub has."""
+    import yaml
     from huggingface_hub import ModelCard
 
     name = repository.rpartition("/")[2]
@@ -199,9 +201,20 @@ def _card(text: str, repository: str, base: str | None) -> bytes:
         ", from the run's folder `model`": "",
         f" `{PLAN}` holds every setting.": "",
     }
-    for said, there in here.items():
-        text = text.replace(said, there)
-    card = ModelCard(text, ignore_metadata_errors=True)
+    try:
+        text = path.read_text("utf-8")
+        for said, there in here.items():
+            text = text.replace(said, there)
+        card = ModelCard(text, ignore_metadata_errors=True)
+    except (ValueError, yaml.YAMLError) as error:
+        raise AdapterError(
+            "A001",
+            "the model card cannot be read",
+            where=path,
+            found=error,
+            expected="UTF-8 text, with its metadata as YAML between two lines of ---",
+            remedy="correct it, or move it away",
+        ) from error
     card.data["base_model"] = base
     return str(card.content).encode()
 
