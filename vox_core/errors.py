@@ -135,7 +135,7 @@ CODES: dict[str, str] = {
     "V003": "the converted adapter computes other results than its source",
     "V004": "a loaded adapter does not reproduce its log-probabilities of training",
     "V005": "the records of a promotion contradict its decision",
-    "V006": "an exported model differs from base + adapter",
+    "V006": "an exported model computes other results than its source",
     "V007": "uploaded files differ from those here",
     "X001": "a plugin failed",
     "X002": "a bug in vox",

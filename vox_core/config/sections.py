@@ -435,7 +435,7 @@ class TrainSettings(DataSettings):
         0, description="Stop after this many validations without improvement; 0: never."
     )
     load_best_at_end: bool = Field(
-        False, description="Write the adapter with the lowest validation loss, not the last."
+        False, description="Write the result with the lowest validation loss, not the last."
     )
     max_bad_steps: PositiveInt = Field(
         3, description="Abort after this many consecutive steps with NaN or infinite values."

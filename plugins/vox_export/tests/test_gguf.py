@@ -360,6 +360,18 @@ def test_a_model_without_adapter_is_exported_too(model, tmp_path) -> None:
     assert 0 < report.quality.mean_kl < 1e-3
 
 
+def test_a_model_without_adapter_is_not_called_base_and_adapter(vox, model, tmp_path) -> None:
+    folder = model("gpt2")
+    done = vox("export", folder, "--to", "gguf", "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert "+ adapter" not in done.out + done.err
+    assert "computing the model\n" in done.err
+    assert [line.split()[0] for line in done.out.splitlines()][2] == "model"
+    assert ", the model " in done.out
+    with pytest.raises(ProofError, match="differs from the model"):
+        run_export(folder, quant="q4_0", max_kl=1e-9, out=tmp_path / "far")
+
+
 def test_the_smallest_format_that_keeps_the_bound_is_taken(run, tmp_path) -> None:
     kl = {
         quant: run_export(run, quant=quant, out=tmp_path / quant).quality.mean_kl

@@ -45,14 +45,14 @@ def export(
     """Export a run or a model for other programs, and verify the result.
 
     \b
-    gguf       base + adapter as one GGUF file, for llama.cpp, LM Studio, Jan
+    gguf       the model, or base + adapter, as one GGUF file, for llama.cpp, LM Studio, Jan
     ollama     the same with a Modelfile, for `ollama create`
     gguf-lora  the adapter alone as GGUF, for llama.cpp's --lora
-    mlx        base + adapter as a folder for mlx-lm
+    mlx        base + adapter, merged, as a folder for mlx-lm
     mlx-lora   the adapter alone for mlx-lm
     peft       the adapter alone for PEFT; a run folder already is that, for vLLM too
 
-    A GGUF file is compared with base + adapter on rows of the run before it appears: by llama.cpp
+    A GGUF file is compared with the original on rows of the run before it appears: by llama.cpp
     if that is installed, else by vox's own reader.
     """
     settings = settings_from(ExportSettings, config_file, flags)
@@ -75,11 +75,12 @@ def export(
 
 
 def _show(report: ExportReport) -> None:
+    alone = report.quality is not None and report.quality.source == "the model"
     print_table(
         {
             "exported": str(report.file or report.out),
             "format": f"{report.format}, {report.quant}, {megabytes(report.bytes)}",
-            "base": report.base,
+            "model" if alone else "base": report.base,
             **(_figures(report.quality) if report.quality else {}),
         }
     )
@@ -94,7 +95,7 @@ def _figures(found: Quality) -> dict[str, str]:
         f"{found.rows}",
         "mean KL": f"{found.mean_kl:.2g} nats",
         "top-1": f"{found.top1:.1%} the same",
-        "perplexity": f"{found.perplexity:.4g}, base + adapter {found.reference_perplexity:.4g}",
+        "perplexity": f"{found.perplexity:.4g}, {found.source} {found.reference_perplexity:.4g}",
         "greedy": f"{found.greedy:.1%} of the tokens before the first that differs",
         **({} if found.carried is None else {"adapter": _effect(found.carried)}),
     }

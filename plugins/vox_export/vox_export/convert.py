@@ -255,7 +255,7 @@ def _nothing_to_convert(reference: str) -> AdapterError:
         "A001",
         "there is no adapter to convert",
         where=reference,
-        found="a base model",
+        found="a model",
         expected="a run folder of `vox train`, or a folder saved by PEFT or mlx-lm",
         remedy="vox export MODEL --to gguf exports a model without an adapter",
     )

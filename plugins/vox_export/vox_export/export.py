@@ -74,7 +74,7 @@ _TEXTS = ("Hello, world! 12345 is a number.", "  Grüße aus Köln;\n\n\t東京�
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """Result of an export, with its comparison to base + adapter.
+    """Result of an export, with its comparison to base + adapter, or to the model.
 
     Args:
         file: the GGUF file; None where the folder itself is the model.
@@ -234,7 +234,7 @@ def _smallest(
         if not path.exists():
             write(quant, path)
         quality.require_vocabulary(path, vocabulary, job.stops)
-        job.observe(Notice(f"comparing {path.name} with base + adapter"))
+        job.observe(Notice(f"comparing {path.name} with {reference.source}"))
         with quality.scorer_of(path, model, reference) as scorer:
             measured = quality.measure(reference, scorer)
             notes = [*_notes(job, vocabulary, model), *_engine_notes(job, scorer)]
@@ -288,7 +288,7 @@ def require_same_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _reference(job: Job, scratch: Path) -> quality.Reference:
-    job.observe(Notice("computing base + adapter"))
+    job.observe(Notice(f"computing {quality.source_name(job.source)}"))
     return quality.make_reference(job.source, job.settings.backend, job.stops, scratch, job.observe)
 
 

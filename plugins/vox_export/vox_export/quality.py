@@ -93,7 +93,8 @@ class Quality:
     """The measured figures; see the module.
 
     Args:
-        engine: what computed the file; `reference`: what computed base + adapter.
+        engine: what computed the file; `reference`: what computed the source.
+        source: what the file was made of, in words: base + adapter, or the model.
         rows: what texts they are.
         max_difference: of one log-probability, of a token that the engine gives.
         carried: None without an adapter.
@@ -101,6 +102,7 @@ class Quality:
 
     engine: str
     reference: str
+    source: str
     rows: str
     positions: int
     mean_kl: float
@@ -162,9 +164,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Base + adapter on the rows."""
+    """The source on the rows: base + adapter, or a model alone; `source` says which."""
 
     name: str
+    source: str
     texts: str
     rows: Sequence[Row]
     backend: Backend
@@ -218,7 +221,12 @@ def make_reference(
         vocabulary = model.logits(np.asarray(documents[0], np.int64)).shape[1]
         last = max(1, POSITIONS // len(documents))
         rows = [_row(d, last, vocabulary, base, adapted, adapter is not None) for d in documents]
-    return Reference(f"{backend.id}, float32", texts, rows, backend, context, stops)
+    name, what = f"{backend.id}, float32", source_name(source)
+    return Reference(name, what, texts, rows, backend, context, stops)
+
+
+def source_name(source: ModelReference) -> str:
+    return "base + adapter" if source.adapter else "the model"
 
 
 def _texts(source: ModelReference) -> tuple[str, list[tuple[int, ...]]]:
@@ -308,6 +316,7 @@ def measure(reference: Reference, scorer: Scorer) -> Quality:
     return Quality(
         engine=scorer.name,
         reference=reference.name,
+        source=reference.source,
         rows=reference.texts,
         positions=len(targets_N),
         mean_kl=_finite(_kl(expected_NV, found_NV, known_NV)),
@@ -373,7 +382,7 @@ def _greedy(reference: Reference, scorer: Scorer) -> float:
 
 
 def require_kept(quality: Quality, quant: str, max_kl: float | None) -> None:
-    """Refuse a file that differs from base + adapter by more than its format explains.
+    """Refuse a file that differs from its source by more than its format explains.
 
     Raises:
         ProofError: V006.
@@ -387,7 +396,7 @@ def require_kept(quality: Quality, quant: str, max_kl: float | None) -> None:
         return
     raise ProofError(
         "V006",
-        "the exported model differs from base + adapter",
+        f"the exported model differs from {quality.source}",
         where=f"--quant {quant}",
         found=f"a mean KL divergence of {quality.mean_kl:.2g} nats"
         + ("" if carried is None else f", {carried:.0%} of the adapter's effect")

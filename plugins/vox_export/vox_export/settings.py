@@ -25,7 +25,7 @@ class ExportSettings(ModelUse):
     )
     max_kl: Annotated[float, Field(gt=0)] | None = Field(
         None,
-        description="Refuse a larger mean KL divergence from base + adapter, in nats per token.  "
+        description="Refuse a larger mean KL divergence from the original, in nats per token.  "
         "[default with --quant auto: 0.02]",
     )
     model: str | None = Field(None, description="Base model, if not the one in the run.")

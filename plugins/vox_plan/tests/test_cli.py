@@ -118,6 +118,15 @@ def test_a_plan_is_shown(vox, service) -> None:
     ]
 
 
+def test_a_plan_of_full_fine_tuning_has_no_adapter(vox, service) -> None:
+    memory = replace(REPORT.memory, parts={"weights": 2 * GB, "adapter": GB})
+    full = planning.AdapterPlan("full", 16, 0, 12345)
+    service.report = replace(REPORT, adapter=full, memory=memory, merge=None)
+    done = vox("plan", "--model", "m", "--method", "full")
+    assert "  optimizer       1.0 GB" in done.out
+    assert "adapter" not in done.out
+
+
 def test_what_was_measured_is_shown(vox, service) -> None:
     speed = planning.SpeedPlan(
         200.0,

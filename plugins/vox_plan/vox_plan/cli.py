@@ -138,8 +138,10 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
     yield "peak memory", _peak(report.memory, report.processes)
     if report.memory.measured is not None:
         yield "  so far", f"{megabytes(report.memory.measured)}, in the steps that were measured"
-    parts = report.memory.parts.items()
-    yield from ((f"  {name}", megabytes(size)) for name, size in parts if size)
+    full = report.adapter.method == "full"
+    for name, size in report.memory.parts.items():
+        if size:
+            yield f"  {'optimizer' if full and name == 'adapter' else name}", megabytes(size)
     if processes := report.processes:
         yield (
             "processes",
@@ -158,7 +160,7 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
     yield "steps", _steps(report)
     adapter = report.adapter
     parameters = f"{adapter.trainable_parameters:,} parameters"
-    if adapter.method == "full":
+    if full:
         yield "full fine-tuning", parameters
     else:
         kind = f"{adapter.method}, rank {adapter.rank}, {adapter.modules} modules"

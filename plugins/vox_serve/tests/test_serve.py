@@ -69,7 +69,7 @@ def test_runs_are_served_under_their_names_beside_their_base(vox, folders, ran) 
 def test_a_model_alone_is_served(vox, folders, ran) -> None:
     done = vox("serve", folders / "base", "--dtype", "fp32", "--backend", "cpu", "--port", 0)
     assert done.code == 0, done.err
-    assert done.out.splitlines()[2].split() == ["base", "base"]
+    assert done.out.splitlines()[2].split() == ["base", "model"]
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])

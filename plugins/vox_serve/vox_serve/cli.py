@@ -78,5 +78,6 @@ def serve(
 
 
 def _show(url: str, proofs: Mapping[str, Proof | None]) -> None:
-    models = [(name, f"adapter; {proof}" if proof else "base") for name, proof in proofs.items()]
+    alone = "base" if any(proofs.values()) else "model"
+    models = [(name, f"adapter; {proof}" if proof else alone) for name, proof in proofs.items()]
     print_table([("serving", url), ("page", url.removesuffix("v1")), *models])
