@@ -33,6 +33,16 @@ def test_warnings_are_told_and_kept(tiny, settings, data) -> None:
     assert found["training"]["rows_with_trained_end"] == 7
 
 
+def test_that_a_long_text_becomes_several_examples_is_no_warning(tiny, settings, tmp_path) -> None:
+    (tmp_path / "book.txt").write_text("a word " * 99)
+    events: list[object] = []
+    given = settings(tiny("llama"), data=[tmp_path / "book.txt"], max_steps=1, seq_len=64)
+    warnings = train(given, observe=events.append).warnings
+    text = "1 training row longer than 64 tokens: split into several examples"
+    assert Notice(text, "info") in events
+    assert not [each for each in warnings if "split" in each]
+
+
 def wrong_model(tiny, folder: Path) -> Path:
     """Its tokenizer has a token that the vocabulary has not."""
     model = shutil.copytree(tiny("llama"), folder)

@@ -99,12 +99,18 @@ class RunPlan:
 
     def notices(self) -> Iterator[Notice]:
         """Yield notices and warnings about data and settings."""
-        rows = self.inputs.rows
-        steps = _count(self.contract.total_steps, "step")
-        yield Notice(f"{plan.data_size(self.contract)}; {steps}")
-        if wrong := rate_warning(self.contract.optimizer.lr, self.contract.adapter.method):
+        rows, data, contract = self.inputs.rows, self.data, self.contract
+        yield Notice(f"{plan.data_size(contract)}; {_count(contract.total_steps, 'step')}")
+        if wrong := rate_warning(contract.optimizer.lr, contract.adapter.method):
             yield wrong
         yield from map(Notice, rows.report.told() if rows.report else ())
+        for what, side in (("training row", data.train), ("validation row", data.valid)):
+            if side and (lost := side.stats.dropped["preference pair"]):
+                yield Notice(f"{_count(lost, what)} dropped: preference pair", "warning")
+            for how, count in (side.stats.truncated if side else {}).items():
+                if cut := _CUTS.get(how):
+                    text = f"{_count(count, what)} longer than {contract.seq_len} tokens: {cut}"
+                    yield Notice(text, "info" if how == "split" else "warning")
         yield from (Notice(text, "warning") for text in self._warnings())
 
     def _warnings(self) -> Iterator[str]:
@@ -116,12 +122,6 @@ class RunPlan:
                 yield f'the field "{name}" of {_count(count, "row")} is not used'
         yield from self._odd_settings()
         yield from dict.fromkeys((*data.train.notes, *(data.valid.notes if data.valid else ())))
-        for what, dataset in (("training row", data.train), ("validation row", data.valid)):
-            if dataset and (count := dataset.stats.dropped["preference pair"]):
-                yield f"{_count(count, what)} dropped: preference pair"
-            for how, count in (dataset.stats.truncated if dataset else {}).items():
-                if cut := _CUTS.get(how):
-                    yield f"{_count(count, what)} longer than {self.contract.seq_len} tokens: {cut}"
         for what, found in data.audits.items():
             yield from (f"{what}: {finding}" for finding in found.of_level("warning"))
 
@@ -292,9 +292,8 @@ def _require_apart(settings: TrainSettings) -> None:
         return
     named = [("--data", path) for path in settings.data]
     named += [("--valid", settings.valid)] if settings.valid else []
-    local = [(flag, path) for flag, path in named if not is_remote(path)]
-    model = Path(settings.model)
-    files.require_apart(settings.out, [*local, *([("--model", model)] if model.exists() else [])])
+    named += [("--model", model)] if (model := Path(settings.model)).exists() else []
+    files.require_apart(settings.out, [each for each in named if not is_remote(each[1])])
 
 
 def _require_new(run: RunFolder) -> None:

@@ -324,7 +324,7 @@ class _Tally:
             case Resumed():
                 self.outcome = None
                 summary.resumes += 1
-            case Notice(message, "warning"):
+            case Notice(message, "warning") if message not in summary.warnings:
                 summary.warnings.append(message)
             case RunEnd():
                 self.outcome, summary.step, summary.error = event.outcome, event.step, event.error

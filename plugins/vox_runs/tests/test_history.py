@@ -70,6 +70,7 @@ def test_steps_before_a_resume_count_once(tmp_path: Path) -> None:
     """Killed after step 4, gone on with after step 2, an hour later."""
     before = [start(6), *(step(number, 5.0 - number) for number in range(1, 5))]
     before.insert(4, Validation(3, 9.0))
+    before.insert(0, Notice("torn", "warning"))
     after = [Resumed(2, "p", ("step-4: torn",)), Notice("torn", "warning"), start(6, first=3)]
     after += [step(3, 1.5), step(4, 1.25)]
     run = make_run(tmp_path / "r", before)
@@ -79,7 +80,7 @@ def test_steps_before_a_resume_count_once(tmp_path: Path) -> None:
     assert told.losses == [(1, 4.0), (2, 3.0), (3, 1.5), (4, 1.25)]
     assert told.held_out == []
     assert (told.step, told.resumes, told.warnings) == (4, 1, ["torn"])
-    assert told.seconds == 5.0 + 4.0
+    assert told.seconds == 6.0 + 4.0
 
 
 def test_a_clock_that_was_set_back_takes_no_time_away(tmp_path: Path) -> None:
