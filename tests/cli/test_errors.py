@@ -244,3 +244,17 @@ def test_an_error_without_a_reader_keeps_its_exit_code(tmp_path: Path) -> None:
     code, err = into_a_closed_pipe("trian", "--json", cwd=tmp_path)
     assert code == 2
     assert err.endswith("see `vox --help`\n")
+
+
+def test_an_option_is_no_value_of_the_one_before_it(vox) -> None:
+    done = vox("train", "--model", "--method", "full", "data.jsonl")
+    assert done.code == 2
+    assert "error[VOX-C006]: --model needs a value; found the option --method\n" in done.err
+    assert "found the option --lr=1" in vox("train", "--data", "--lr=1").err
+    assert "found the option -O" in vox("train", "--out", "-O", "beta=1").err
+
+
+def test_a_value_may_begin_with_a_dash(vox) -> None:
+    Path("x.jsonl").write_text('{"text": "a"}')
+    assert "where:    --method\n" in vox("train", "--model=--method", "x.jsonl").err
+    assert "lr = '-1'" in vox("train", "--model", "m", "--lr", "-1", "x.jsonl").err

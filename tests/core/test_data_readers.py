@@ -245,6 +245,20 @@ def test_a_text_file_that_is_none_is_one_fault(tmp_path: Path) -> None:
         load_records([path])
 
 
+@pytest.mark.parametrize("name", ["book.md", "notes.text", "book.log.gz", "notes"])
+def test_text_in_a_file_of_another_name_is_to_be_renamed(name: str, tmp_path: Path) -> None:
+    text = b"# A book\n\n1984 was a year.\nIt was a dark night.\n"
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    with pytest.raises(DataError) as caught:
+        check_files([path])
+    assert ".txt files, each of which is one document: rename the file" in caught.value.remedy
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\nb')
+    with pytest.raises(DataError) as caught:
+        check_files([tmp_path / "rows.jsonl"])
+    assert ".txt" not in caught.value.remedy
+
+
 def test_texts_beside_rows_are_no_data(tmp_path: Path) -> None:
     for name in ("notes.txt", "more.txt"):
         (tmp_path / name).write_text("a")

@@ -11,6 +11,7 @@ import importlib
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 import click
@@ -56,7 +57,13 @@ class Command(click.Command):
     get_help_option_names = _help_names
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options = {name: it for it in self.get_params(ctx) for name in it.opts if name[0] == "-"}
         with augment_usage_errors(ctx):  # an option without its value names no command otherwise
+            for one, next_one in pairwise(takewhile("--".__ne__, args)):
+                takes_value = not getattr(options.get(one), "is_flag", True)
+                if takes_value and next_one.partition("=")[0] in options:
+                    what = f"{one} needs a value; found the option {next_one}"
+                    raise click.BadOptionUsage(one, what)
             return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -173,8 +173,7 @@ def documents_of_step(
         return ordering.epoch(seed, number) if ordering else epoch_order(rows, seed, number)
 
     size = min(batch_size, rows)
-    first = (step - 1) * size
-    number, offset = divmod(first, rows)
+    number, offset = divmod((step - 1) * size, rows)
     order = epoch(number)[offset : offset + size]
     if missing := size - len(order):
         order = np.concatenate([order, epoch(number + 1)[:missing]])

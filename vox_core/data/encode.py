@@ -337,8 +337,7 @@ def stats_of(
         if template is not None and record.messages is not None:
             stats.served += 1
             if difference := serving_difference(encoder.renderer, record):
-                place = numbers[record.source], record.line
-                stats.note("serving-differs", place, difference)
+                stats.note("serving-differs", (numbers[record.source], record.line), difference)
     return stats
 
 

@@ -93,7 +93,7 @@ def file_faults(path: Path) -> list[RowFault]:
         expected = "one object a line: name it .json, and it is read as one"
         return [_other("a JSON array", expected)]
     if start not in (b"{", b"", _UNREAD) and first.count(b",") > 0 and b"{" not in first:
-        return [_other("CSV", "one JSON object a line: name it .csv, and it is read")]
+        return [_other("CSV or text", "JSON lines: name a table .csv, a text .txt, and it is read")]
     return []
 
 

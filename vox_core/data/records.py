@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vox_core.data.faults import RowError, RowFault
-from vox_core.data.formats import place_of
+from vox_core.data.formats import is_known, place_of
 from vox_core.data.json_rows import file_faults, raw_lines
 from vox_core.data.rows import Answers, Record, read_row
 from vox_core.errors import DataError, StorageError
@@ -117,15 +117,14 @@ def readable(path: Path) -> Iterator[None]:
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError):
             raise
+        missing = isinstance(cause, FileNotFoundError)
         raise DataError(
             "D001",
             "a data file cannot be read",
             where=path,
             found=cause.strerror,
             expected="a file that you may read",
-            remedy="correct the path"
-            if isinstance(cause, FileNotFoundError)
-            else "check its permissions, or name another file",
+            remedy="correct the path" if missing else "check its permissions, or name another file",
         ) from error
 
 
@@ -152,7 +151,7 @@ def malformed(paths: Sequence[Path], faults: Sequence[Placed], lost: bool = Fals
     )
 
 
-def next_step(codes: Collection[str], paths: Iterable[Path], lost: bool) -> str:
+def next_step(codes: Collection[str], paths: Collection[Path], lost: bool) -> str:
     """The remedy for malformed rows, by the codes of their faults; `lost`: no row could be kept."""
     step = WHOLE_FILE if {*codes} <= {"other format", "damaged file"} else NO_ROW if lost else STEP
     if "invalid UTF-8" in codes:
@@ -161,6 +160,10 @@ def next_step(codes: Collection[str], paths: Iterable[Path], lost: bool) -> str:
                 f"; {path.name} may be Latin-1 or Windows-1252, and then this makes it UTF-8: "
                 "iconv -f windows-1252 -t utf-8 OLD > NEW"
             )
+    if "invalid JSON" in codes and not all(map(is_known, paths)):
+        step += (
+            "; plain text is read from .txt files, each of which is one document: rename the file"
+        )
     if "unknown form" in codes:
         step += (
             "; if only the names differ, say so: --field prompt=NAME --field completion=OTHER, or "

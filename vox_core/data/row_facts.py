@@ -172,8 +172,7 @@ def facts_of(
         file.require_unchanged()
         _write(folder, collector.facts())
 
-    key = f"{file.source.key}-{CACHE_VERSION}-{answers}"
-    return cached("facts", key, make, _read).value
+    return cached("facts", f"{file.source.key}-{CACHE_VERSION}-{answers}", make, _read).value
 
 
 def _write(folder: Path, facts: RowFacts) -> None:

@@ -158,8 +158,7 @@ def answer_all(
                 digests[done],
             )
             if out:
-                line = json.dumps(asdict(answered), ensure_ascii=False)
-                files.append(out, f"{line}\n".encode())
+                files.append(out, f"{json.dumps(asdict(answered), ensure_ascii=False)}\n".encode())
             done += 1
             yield answered
 

@@ -219,8 +219,7 @@ class Learner:
         """Return the log-probabilities of all batches, of which this process has some."""
         if self._world.size == 1:
             return [own[n] for n in range(len(batches))]
-        sizes = [batch.targets_T.size for batch in batches]
-        bounds = np.cumsum([0, *sizes])
+        bounds = np.cumsum([0, *(batch.targets_T.size for batch in batches)])
         flat_N = np.zeros(bounds[-1])
         for n, log_probs_T in own.items():
             flat_N[bounds[n] : bounds[n + 1]] = log_probs_T.ravel()

@@ -129,8 +129,7 @@ class OpenTrainer:
     def __init__(
         self, shared: TrainingBase, name: str, seed: int, close: Callable[[], None]
     ) -> None:
-        contract = replace(shared.plan.contract, seed=seed)
-        self._plan = replace(shared.plan, contract=contract)
+        self._plan = replace(shared.plan, contract=replace(shared.plan.contract, seed=seed))
         self._shared, self._name, self.close = shared, name, close
         self._trainer = shared.trainer
         self._add(first_state(self._plan, shared.inputs))
@@ -269,8 +268,7 @@ class OpenTrainer:
     @property
     def state(self) -> TrainState:
         """The adapter and its optimizer state, float32."""
-        state = self._trainer.state(self._name)
-        return replace(state, step=self.step, skipped=self._skipped)
+        return replace(self._trainer.state(self._name), step=self.step, skipped=self._skipped)
 
     def add(self, name: str, *, seed: int | None = None) -> OpenTrainer:
         """Add another learner on the same base, with the same settings.

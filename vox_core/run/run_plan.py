@@ -428,8 +428,7 @@ def with_advice(plan: RunPlan, tell: Tell) -> RunPlan:
         tokens = advice.micro_batch_tokens
         if tokens is None or fixed_micro_batch(plan.settings, made):
             tokens = made.micro_batch_tokens
-        tuning = {**made.tuning, **advice.tuning}
-        made = replace(made, micro_batch_tokens=tokens, tuning=tuning)
+        made = replace(made, micro_batch_tokens=tokens, tuning={**made.tuning, **advice.tuning})
     return replace(plan, execution=made, advice=advice)
 
 

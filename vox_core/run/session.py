@@ -282,8 +282,7 @@ class Session:
             path = str(run.checkpoints / f"step-{state.step}")
             self.emit(Resumed(state.step, path, tuple(skipped)))  # the first of this process
             for reason in skipped:
-                text = f"checkpoint passed over and set aside: {reason}"
-                self.emit(Notice(text, "warning"))
+                self.emit(Notice(f"checkpoint passed over and set aside: {reason}", "warning"))
         else:
             self.emit(Notice("there is no checkpoint yet: the run begins again"))
             state = first_state(self.plan.execution, self.plan.inputs)
