@@ -307,16 +307,25 @@ def test_errors_name_keywords_and_those_of_a_command_flags(
     assert refused(objective_options={"beta": 1}).where == "`objective_options`"
     assert refused(seq_len=10_000).faults[0].startswith("`seq_len` 10000: the model has positions")
     (fault,) = refused(dataset_text_field="body").faults
-    assert fault.endswith("map the column: `fields` text=NAME")
+    assert fault.endswith('map the column: fields={"text": "NAME"}')
+    (fault,) = refused(simpo_gamma=1).faults
+    assert fault.endswith('(an option of it: objective_options={"simpo_gamma": "VALUE"})')
+    Path("odd.jsonl").write_text('{"q": "a", "a": "b"}')
+    fields = 'say so: fields={"prompt": "NAME", "completion": "OTHER"}, or [data.fields]'
+    assert fields in refused(data="odd.jsonl").remedy
     assert "vox train --resume RUN" in refused(resume="auto").remedy, "a command stays one"
     absent = data / "run--lr-O/absent.jsonl"
     assert refused(data=absent).where == str(absent), "a path stays one"
     with vox.load(tiny("llama")) as model, pytest.raises(VoxError) as caught:
         model.generate("Hi", top_p=5)
     assert caught.value.faults[0].startswith("top_p = 5")
+    assert caught.value.where == "vox.Model.generate"
+    assert refused(rnak=1).where == refused(rank=-1).where == "vox.train"
     arguments = ["train", str(data), "--model", str(tiny("llama")), "--targets", "nope"]
     assert failures.run(root, [*arguments, "--backend", "cpu"]) == 2
     assert "or --targets all-linear" in capfd.readouterr().err
+    assert failures.run(root, ["train", str(data), "--model", "m", "--rank", "-1"]) == 2
+    assert "where:    vox train\n" in capfd.readouterr().err
 
 
 def test_errors_and_runs_are_pickled(trained: vox.Run) -> None:

@@ -47,6 +47,7 @@ _MODELS = ("model", "adapter", "teacher", "against")
 
 _FLAGS = re.compile(
     r"`[^`]*`|\bvox [a-z][^,;]*|"  # a command stays as it is
+    r"(?P<table>--field|-O) (?P<pairs>[\w.]+=[^\s,;)]+(?: (?P=table) [\w.]+=[^\s,;)]+)*)|"
     r"(?<![\w/.'\"-])(?:--(?P<flag>[a-z]+(?:-[a-z]+)*)|(?P<option>-O\b))|"
     r"^(?P<key>[a-z-]+)(?=[.\d]* = )"
 )
@@ -67,6 +68,8 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
         except VoxError as error:
             context = click.get_current_context(silent=True)
             if context is None or context.find_root().info_name != "vox":
+                if re.fullmatch("vox [a-z]+", error.where or ""):  # the section's command
+                    error.where = f"vox.{function.__qualname__}"
                 error.respell(lambda text: _FLAGS.sub(_keyword, text))
             raise
 
@@ -75,6 +78,10 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
 
 def _keyword(found: re.Match[str]) -> str:
     known = {name for kind in SECTIONS for name in kind.model_fields} | {"config", "plan"}
+    if found["pairs"]:
+        table = "fields" if found["table"] == "--field" else "objective_options"
+        pairs = dict(re.findall(r"([\w.]+)=(\S+)", found["pairs"]))
+        return f"{table}={pairs}".replace("'", '"')
     if found["option"]:
         return "`objective_options`"
     spelt = (found["flag"] or found["key"] or "").replace("-", "_")
@@ -154,8 +161,7 @@ def source_of(kind: type[Section], name: str, config_file: Path | None) -> str:
     `default`."""
     if found := _from_environment(kind).get(name):
         return found[0]
-    written = read_toml(config_file).get(kind.section, {})
-    return CONFIG_FILE if kebab(name) in written else "default"
+    return CONFIG_FILE if kebab(name) in read_toml(config_file).get(kind.section, {}) else "default"
 
 
 def require_keywords(kind: type[Section], names: Collection[str], *, loaded: bool = False) -> None:
@@ -165,7 +171,7 @@ def require_keywords(kind: type[Section], names: Collection[str], *, loaded: boo
         raise ConfigError(
             "C001",
             "unknown settings",
-            where=f"vox.{kind.section}",
+            where=f"vox {kind.section}",
             faults=[_unknown(it, it, known, lambda name: name.replace("-", "_")) for it in unknown],
             remedy=f"correct or remove them; `vox {kind.section} --help` shows every setting",
         )
@@ -298,8 +304,7 @@ def _fault(kind: type[Section], detail: ErrorDetails, origins: Mapping[str, str]
     said = origins.get(str(detail["loc"][0]).replace("-", "_"))
     value = detail["input"]
     written = ", ".join(map(str, value)) if isinstance(value, tuple) else repr(value)
-    fault = f"{kebab(key)} = {written}: {_what(detail)}"
-    return fault + (f" (from {said})" if said else "")
+    return f"{kebab(key)} = {written}: {_what(detail)}" + (f" (from {said})" if said else "")
 
 
 def settings_faults(kind: type[BaseModel], error: ValidationError) -> list[str]:
@@ -366,8 +371,7 @@ def _table_in(annotation: Any) -> type[BaseModel] | None:
     """Return the model class within an annotation, such as that of `tuple[Source, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    found = (_table_in(one) for one in get_args(annotation))
-    return next((one for one in found if one), None)
+    return next(filter(None, map(_table_in, get_args(annotation))), None)
 
 
 _BATCH = "it counts the examples of a whole optimizer step: per-device batch size x accumulation"

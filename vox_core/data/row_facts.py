@@ -321,5 +321,4 @@ def duplicates(digest_N2: Digests) -> Pairs:
 def held_out(said_N2: Digests, share: float) -> Bools:
     """Which rows are held out: those in a fixed part of all digests. A row keeps its side when the
     set grows, and a larger `share` holds out the same rows and others."""
-    bound = min(int(share * 2**64), 2**64 - 1)
-    return said_N2[:, 0] < np.uint64(bound)
+    return said_N2[:, 0] < np.uint64(min(int(share * 2**64), 2**64 - 1))

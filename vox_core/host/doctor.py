@@ -107,8 +107,7 @@ def leaving(distributions: Collection[str]) -> set[str]:
     removed."""
     plugins = discover()
     going = [each for each in plugins if canonicalize_name(each.distribution) in distributions]
-    staying = {each.id for each in plugins if each not in going}
-    return {each.id for each in going} - staying
+    return {each.id for each in going} - {each.id for each in plugins if each not in going}
 
 
 def unknown_plugin(plugin_id: str, known: Sequence[str]) -> BackendError:

@@ -548,8 +548,7 @@ def open_base(
             model.add_adapter(name, adapter)
         contract = source.manifest.get("contract")
         computed_by = _computed_by(backend, selection.hardware, job, source.base, contract)
-        vocabulary = vocabulary_of(config)
-        yield OpenBase(model, generator, positions(config), vocabulary, job, computed_by)
+        yield OpenBase(model, generator, positions(config), vocabulary_of(config), job, computed_by)
 
 
 Loaded = TypeVar("Loaded")

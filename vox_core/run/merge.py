@@ -112,8 +112,7 @@ def merge(
         write_model(WriteModelJob(source.base.path, settings.quant))  # checks, and writes nothing
     trained, dtype = trained_weights(source), None if settings.dtype == "auto" else settings.dtype
     onto = _onto(source, trained, settings)
-    needed = space_needed(onto, trained, dtype, settings.quant)
-    files.require_space(out, needed, "the merged model")
+    files.require_space(out, space_needed(onto, trained, dtype, settings.quant), "the merged model")
     request = Request(
         operation="merge",
         method=source.adapter.method,
