@@ -395,8 +395,7 @@ def _dequantised(stored: Weights, said: Mapping[str, Any]) -> Weights:
     formats, known = _formats(said, stored), _format(said)
     parts = {name.removesuffix(".weight") + part for name in formats for part in _PARTS}
     # The scales of the fp4 formats lack the dtype; the unquantised tensors have it.
-    plain = (info.dtype for info in stored.tensors.values() if info.dtype in _FLOATS)
-    usual = next(plain, "BF16")
+    usual = next((info.dtype for info in stored.tensors.values() if info.dtype in _FLOATS), "BF16")
 
     def dequantised(name: str, info: TensorInfo) -> TensorInfo:
         if name not in formats:

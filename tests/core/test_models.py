@@ -130,6 +130,14 @@ def test_a_truncated_weight_file_is_refused(folder: Path) -> None:
 # --- names that are nothing -----------------------------------------------------------------------
 
 
+def test_a_run_under_runs_is_offered_by_its_name(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    assert "runs/a" not in refused("a").remedy
+    (tmp_path / "runs" / "a" / "plan.json").touch()
+    assert refused("a").remedy.startswith("did you mean runs/a? ")
+
+
 @pytest.mark.parametrize("name", ["smolm2-135", "SmolLM2-135M"])
 def test_an_unknown_name_offers_the_nearest(name: str) -> None:
     error = refused(name)

@@ -212,8 +212,7 @@ def _seen(
     """The text of a conversation in one form; None if the template refuses it."""
     if (text := _write(template, form, talk, tools)) is None:
         return None
-    both = replace(talk[1], content=_BESIDE)
-    beside = _write(template, form, [talk[0], both, *talk[2:]], tools)
+    beside = _write(template, form, [talk[0], replace(talk[1], content=_BESIDE), *talk[2:]], tools)
     return replace(
         form,
         tools=not tools or _MEANING in text,

@@ -146,7 +146,8 @@ def _what_is_there(path: Path) -> str:
 
 def _unknown(reference: str) -> ModelError:
     names = [*known().models, *(path.stem for path in Path("registry").glob("*.json"))]
-    near = difflib.get_close_matches(reference.casefold(), names, n=3)
+    runs = [run] if Path(run := f"runs/{reference}", "plan.json").is_file() else []
+    near = [*runs, *difflib.get_close_matches(reference.casefold(), names, n=3)]
     did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
     return ModelError(
         "M001",

@@ -97,13 +97,15 @@ class RunFolder:
 
 
 def not_a_run(where: Path, found: object) -> AdapterError:
+    near = Path(f"runs/{where}".removesuffix(f"/{PLAN}"))
+    meant = f"did you mean {near}? " if (near / PLAN).is_file() else ""
     return AdapterError(
         "A001",
         "this is not a run folder of vox",
         where=where,
         found=found,
         expected=f"a folder that `vox train` made, with {PLAN} and {TELEMETRY}",
-        remedy="name a run folder; they lie under runs/ unless --out said otherwise",
+        remedy=f"{meant}name a run folder; they lie under runs/ unless --out said otherwise",
     )
 
 

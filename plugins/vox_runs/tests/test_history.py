@@ -12,7 +12,7 @@ from tests.run.history_samples import make_run, start, step, text_of, whole, wor
 
 from vox_core.contract import Notice, Resumed, RunEnd, Validation
 from vox_core.errors import AdapterError, ConfigError
-from vox_core.run.folder import is_worked_in
+from vox_core.run.folder import RunFolder, is_worked_in
 from vox_core.run.telemetry import Summary, read_run, read_runs, runs_in
 from vox_runs import plot as plotting
 from vox_runs.compare import compare, verdict
@@ -108,6 +108,18 @@ def test_which_folders_are_runs(tmp_path: Path) -> None:
             runs_in(wrong)
         with pytest.raises(AdapterError, match="not a run folder"):
             read_run(wrong)
+
+
+def test_a_run_is_meant_that_lies_under_runs(tmp_path: Path, monkeypatch) -> None:
+    (make_run(tmp_path / "runs" / "a", whole()) / "plan.json").touch()
+    monkeypatch.chdir(tmp_path)
+    for read in (read_run, runs_in, lambda run: RunFolder(run).read("plan.json")):
+        with pytest.raises(AdapterError) as caught:
+            read(Path("a"))
+        assert caught.value.remedy.startswith("did you mean runs/a? ")
+        with pytest.raises(AdapterError) as caught:
+            read(Path("b"))
+        assert "did you mean" not in caught.value.remedy
 
 
 def test_a_folder_that_may_not_be_entered_is_listed(tmp_path: Path) -> None:
