@@ -5,6 +5,7 @@ That `vox --help` imports nothing heavy is held in tests/architecture/test_start
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -14,7 +15,7 @@ import pytest
 
 from vox_core.cli import COMMANDS, root
 from vox_core.cli.lazy import Group
-from vox_core.cli.train import TRAIN_SECTIONS
+from vox_core.cli.train import TRAIN_SECTIONS, train
 from vox_core.config import TrainSettings
 
 PATHS = [
@@ -141,6 +142,15 @@ def test_every_flag_of_train_stands_under_one_heading(vox) -> None:
     shown = vox("train", "--help").out
     headings = [line[:-1] for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings == [*TRAIN_SECTIONS, "Options"]
+    flags = {option.name: option.opts[0] for option in train.params}
+    listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)", shown, re.M)
+    assert listed[: len(placed)] == [flags[name] for name in placed]
+
+
+@pytest.mark.parametrize("line", ["train", "plan", "data check", "data preview", "data stats"])
+def test_the_data_files_come_first_among_the_options_of_data(vox, line: str) -> None:
+    shown = vox(*line.split(), "--help").out.partition("\nData:\n")[2]
+    assert re.findall(r"^  (--\S+)", shown, re.M)[:2] == ["--data", "--valid"]
 
 
 def test_groups_share_one_class() -> None:

@@ -44,7 +44,7 @@ class Command(click.Command):
     """A command that takes `-h`, and `--debug` anywhere on the line.
 
     Args:
-        sections: heading -> names of the options under it, for help; the rest stand at the end.
+        sections: heading -> names of the options under it, in order; the rest stand at the end.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under their headings."""
-        heading = {name: title for title, names in self.sections.items() for name in names}
-        titles = (*self.sections, "Options")
-        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
+        """Write the options under their headings, in the order of `sections`."""
+        records: dict[str, tuple[str, str]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record and (record[1] or isinstance(parameter, click.Option)):
-                rows[heading.get(parameter.name or "", "Options")].append(record)
-        for title, records in rows.items():
+                records[parameter.name or ""] = record
+        for title, names in self.sections.items():
             with formatter.section(title):
-                formatter.write_dl(records)
+                formatter.write_dl([records.pop(name) for name in names if name in records])
+        with formatter.section("Options"):
+            formatter.write_dl([*records.values()])
 
 
 class Group(click.Group):

@@ -27,14 +27,14 @@ TRAIN_SECTIONS: dict[str, tuple[str, ...]] = {
     heading: tuple(names.split())
     for heading, names in {
         "Model": "model revision template backend dtype quant allow_cpu allow_overcommit",
-        "Data": "data source valid fields seq_len curriculum",
+        "Data": "data valid valid_share seq_len fields source curriculum",
         "Data filters": "malformed_rows max_skipped min_rating unrated category lane tag min_chars "
-        "max_chars dedup near_threshold valid_share",
+        "max_chars dedup near_threshold",
         "Objective": "objective objective_options reward teacher rollouts rollout_tokens "
         "rollout_temperature updates",
-        "Adapter": "adapter method rank alpha dropout targets modules_to_save",
-        "Optimisation": "epochs max_steps batch_size micro_batch_tokens tune tune_budget "
-        "gradient_checkpointing optimizer lr schedule warmup weight_decay clip seed",
+        "Adapter": "method rank alpha dropout targets modules_to_save adapter",
+        "Optimisation": "epochs max_steps batch_size lr schedule warmup optimizer weight_decay "
+        "clip seed micro_batch_tokens gradient_checkpointing tune tune_budget",
         "Processes": "processes shard launcher max_restarts emit image",
         "Run": "out eval_every eval_suite plan_file config_file as_json",
         "Checkpoints": "save_every save_minutes save_epochs keep keep_every",

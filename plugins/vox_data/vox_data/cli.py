@@ -43,7 +43,7 @@ MOST_SHOWN = 8
 _NOT_TRAINED = {"preference": "preference (checked, and not trained)"}
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
-_OF_ROWS = ("model", "revision", "template", "data", "valid", "seq_len", "config_file")
+_OF_ROWS = ("data", "valid", "model", "revision", "template", "seq_len")
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "Data": (*_OF_ROWS, *DataSettings.model_fields),
     "Objective": ("objective", "objective_options"),
@@ -52,7 +52,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
 
 
 def _options(*more: str) -> list[click.Parameter]:
-    wanted = {*more, *(name for names in _SECTIONS.values() for name in names)}
+    wanted = {*more, "config_file", *(name for names in _SECTIONS.values() for name in names)}
     return [option for option in options_of(TrainSettings) if option.name in wanted]
 
 
@@ -63,6 +63,7 @@ def _options(*more: str) -> list[click.Parameter]:
     "check",
     cls=Command,
     params=[files_argument(), *_options("reward"), json_option()],
+    sections={**_SECTIONS, "Objective": (*_SECTIONS["Objective"], "reward")},
     epilog="Example: vox data check train.jsonl",
 )
 @click.pass_context
