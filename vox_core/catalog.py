@@ -382,8 +382,7 @@ def load_catalog(
     named = [Path(name) for name in environ.get(VARIABLE, "").split(os.pathsep) if name]
     packaged = _PACKAGE / "catalog.toml"  # in a wheel; in a checkout it lies beside the package
     own = packaged if packaged.is_file() else _PACKAGE.parent / "catalog.toml"
-    paths = [own, *named, *further]
-    return read_catalogs(list({path.resolve(): path for path in paths}.values()))
+    return read_catalogs(list({path.resolve(): path for path in [own, *named, *further]}.values()))
 
 
 def read_catalogs(paths: Sequence[Path]) -> Catalog:

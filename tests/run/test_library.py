@@ -8,12 +8,13 @@ import json
 import pickle
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import Mock
 
 import numpy as np
@@ -22,7 +23,7 @@ import pytest
 import vox_core as vox
 from tests.run.conftest import TALK
 from vox_core.cli import failures, root
-from vox_core.contract import Event, RunEnd, StepDone
+from vox_core.contract import Event, Notice, RunEnd, StepDone
 from vox_core.errors import AdapterError, ConfigError, DataError, InputError, VoxError
 from vox_core.run.session import StoppedAtOnce
 
@@ -346,6 +347,22 @@ def test_an_answer_keeps_its_model_open(trained: vox.Run) -> None:
     with trained.load(dtype="fp32", max_tokens=4) as model:
         pieces = [*model.stream("Talk?")]
     assert [*trained.load(dtype="fp32", max_tokens=4).stream("Talk?")] == pieces
+
+
+def test_a_chat_says_that_there_is_no_chat_template(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    def told(folder: Path, section: Literal["chat", "generate"] = "chat") -> int:
+        events: list[object] = []
+        with vox.load(folder, section=section, backend="cpu", on_event=events.append) as model:
+            model.chat("Talk?", max_tokens=1)
+        notices = [each.message for each in events if isinstance(each, Notice)]
+        return sum("has no chat template" in text for text in notices)
+
+    plain = shutil.copytree(tiny("llama"), tmp_path / "plain")
+    path = plain / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": None}))
+    assert [told(tiny("llama")), told(plain), told(plain, "generate")] == [0, 1, 0]
 
 
 def test_threads_share_a_model(trained: vox.Run) -> None:

@@ -238,8 +238,7 @@ def mapped(values: dict[str, object], fields: FieldMap) -> dict[str, object]:
         raise faulty("unknown form", (), f"the fields {shown}", expected)
     paths = [wanted[name] for name in there]
     moved = {path if path in values else path.partition(".")[0] for path in paths}
-    rest = {k: v for k, v in values.items() if k not in moved and k not in fields}
-    return {**there, **rest}
+    return {**there, **{k: v for k, v in values.items() if k not in moved and k not in fields}}
 
 
 def _find(values: dict[str, object], path: str) -> object:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from vox_core import bounded_json, models
-from vox_core.config import GenerateSettings, LoadSettings, SamplingSettings
+from vox_core.config import ChatSettings, GenerateSettings, LoadSettings, SamplingSettings
 from vox_core.contract import AdapterState, Batch, DType, LoadJob, Model, Notice, padded_groups
 from vox_core.data.audit import vocabulary_of
 from vox_core.data.messages import answerable
@@ -426,6 +426,10 @@ def open_model(
     source = resolve_reference(reference, adapter=settings.adapter, progress=progress)
     observe(Notice("loading the tokenizer …"))
     tokenizer = load_tokenizer(source.base.tokenizer)
+    if isinstance(settings, ChatSettings) and template_source(tokenizer) is None:
+        what = "the model has no chat template: it continues each line, without those before"
+        how = "to chat, train it with --template chatml, or use an -instruct model"
+        observe(Notice(f"{what}; {how}"))
     adapters = {ADAPTER: source.adapter} if source.adapter else {}
     with open_base(source, adapters, settings, observe=observe, seen=seen) as opened:
         yield OpenModel(

@@ -309,8 +309,7 @@ def take_old_log_probs(step: Step, log_probs: Sequence[Floats], dtype: DType, up
         return
     distances = []
     for place in (place for group in step.groups for place in group):
-        batch = step.batches[place.batch]
-        trained_T = batch.weights_T[place.extent] != 0
+        trained_T = step.batches[place.batch].weights_T[place.extent] != 0
         assert place.sampled_K is not None
         found_K = log_probs[place.batch][place.extent][trained_T]
         distances.append(np.abs(found_K - place.sampled_K))
