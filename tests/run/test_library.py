@@ -192,7 +192,18 @@ def test_faults_of_rows_of_python_name_the_row_and_not_its_copy(
     first, second = raised.value.faults
     assert first.startswith("the given rows, row 2: found the fields txt, expected one of")
     assert second.startswith("the given rows, row 3, 4, 5, 6, 7 and 2 more: found nothing in")
-    assert str(tmp_path / "cache/given") in str(raised.value.where)
+    assert raised.value.where == "the given rows"
+    with pytest.raises(DataError) as raised:
+        vox.train(model=tiny("llama"), data=[{"text": "a"}], min_rating=3, **QUICK)
+    assert raised.value.where == "the given rows"
+    told: list[object] = []
+    rated = [{"text": "a", "rating": 5}, {"text": "b", "rating": 1}]
+    vox.train(
+        model=tiny("llama"), data=rated, min_rating=3, max_steps=1, on_event=told.append, **QUICK
+    )
+    notices = [each.message for each in told if isinstance(each, Notice)]
+    start = "the given rows: 1 of 2 rows are used; "
+    assert [each for each in notices if each.startswith(start)], notices
 
 
 def test_events_come_by_callback_and_ctrl_c_keeps_the_run(

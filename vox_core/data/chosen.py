@@ -228,7 +228,7 @@ def _require_few_malformed(train: CheckedRows, valid: CheckedRows, most: float) 
     raise DataError(
         "D020",
         "more rows are malformed than may be skipped",
-        where=", ".join(dict.fromkeys(str(fault.path) for fault in faults)),
+        where=", ".join(dict.fromkeys(str(RowPlace(fault.path)) for fault in faults)),
         found=f"{malformed:,} of {rows:,} rows ({share:.2%})",
         expected=f"at most {most:.2%} (--max-skipped)",
         faults=listed(faults),
@@ -282,7 +282,7 @@ def _require_rated(train: CheckedRows, policy: DataPolicy) -> None:
     raise DataError(
         "D022",
         "rows have no rating, and nothing says what becomes of them",
-        where=", ".join(str(file.path) for file, rows in files if rows),
+        where=", ".join(str(RowPlace(file.path)) for file, rows in files if rows),
         found=f"{sum(unrated):,} of {len(train):,} rows without a rating",
         expected="a rating in every row, or --unrated",
         remedy="say --unrated keep, or --unrated drop",
@@ -332,7 +332,7 @@ class FileRows:
     malformed: dict[str, int]
 
     def __str__(self) -> str:
-        told = f"{self.file}: {self.used:,} of {self.rows:,} rows are used"
+        told = f"{RowPlace(Path(self.file))}: {self.used:,} of {self.rows:,} rows are used"
         if self.held_out:
             told += f", {self.held_out:,} are held out"
         out = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())

@@ -77,7 +77,7 @@ def is_remote(path: Path) -> bool:
     return bool(_scheme(path))
 
 
-def place_of(path: Path, number: int) -> str:
+def place_of(path: Path, number: int = 0) -> str:
     """Format a row's place for messages: a line of JSONL, or a row; 0 is the whole file."""
     given = path.parent == cache_root() / GIVEN
     name = "the given rows" if given else str(path)

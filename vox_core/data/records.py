@@ -74,7 +74,7 @@ class RowPlace(NamedTuple):
     """A line of a file; line 0 stands for the whole file."""
 
     path: Path
-    line: int
+    line: int = 0
 
     def __str__(self) -> str:
         return place_of(*self)
@@ -121,7 +121,7 @@ def readable(path: Path) -> Iterator[None]:
         raise DataError(
             "D001",
             "a data file cannot be read",
-            where=path,
+            where=place_of(path),
             found=cause.strerror,
             expected="a file that you may read",
             remedy="correct the path" if missing else "check its permissions, or name another file",
@@ -132,7 +132,7 @@ def empty(paths: Sequence[Path]) -> DataError:
     return DataError(
         "D002",
         "a data file is empty",
-        where=", ".join(map(str, paths)),
+        where=", ".join(map(place_of, paths)),
         found="no row",
         expected="rows",
         remedy="write rows to it, or leave it out of --data and --valid",
@@ -143,7 +143,7 @@ def malformed(paths: Sequence[Path], faults: Sequence[Placed], lost: bool = Fals
     return DataError(
         "D003",
         "rows of a data file are malformed",
-        where=", ".join(map(str, paths)),
+        where=", ".join(map(place_of, paths)),
         found=f"{len(faults)} fault{'s' if len(faults) > 1 else ''}",
         expected=_FORMS,
         faults=listed(faults),
