@@ -40,6 +40,7 @@ from vox_core.data.row_facts import (
     duplicates,
     filtered,
     held_out,
+    row_text,
 )
 from vox_core.data.rows import Record, parse_row
 from vox_core.data.source import RowSource
@@ -144,6 +145,11 @@ def test_prompts_without_an_answer_are_compared_with_their_other_fields(tmp_path
     assert [line for line in range(1, 18) if file.uses(line)] == [1, 3, 4, 6, 7, 9, *range(11, 18)]
     said = [digests(parse_row(dict(row), answers="optional"))[0] for row in rows]
     assert len({*said}) == 2, "the split keeps rows of one prompt on one side"
+
+
+def test_the_text_of_a_row_can_be_encoded() -> None:
+    row = parse_row({"prompt": "ü", "given": "ö\ud800"}, answers="optional")
+    assert row_text(row).encode().decode() == '[["given", "ö?"]]\nü'
 
 
 def test_characters_are_those_of_all_messages() -> None:

@@ -244,7 +244,7 @@ def row_text(record: Record) -> str:
     parts = [_json(each) for each in (record.tools, record.others) if each]
     for message in (*(record.messages or ()), *record.rejected):
         parts += [message.content, *([_json(message.extra)] if message.extra else [])]
-    return "\n".join(parts)
+    return "\n".join(parts).encode(errors="replace").decode()  # others may have half a surrogate
 
 
 def _said(messages: Sequence[Message]) -> str:
@@ -257,7 +257,7 @@ def _said(messages: Sequence[Message]) -> str:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, sort_keys=True, default=dict)
+    return json.dumps(value, sort_keys=True, default=dict, ensure_ascii=False)
 
 
 def _digest(said: str) -> bytes:

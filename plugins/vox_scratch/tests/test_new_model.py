@@ -181,6 +181,23 @@ def test_rows_of_every_form_train_the_tokenizer(likes, tmp_path: Path) -> None:
     assert {"abcabc", "xyzxyz"} <= {token.removeprefix("Ġ") for token in tokens}
 
 
+def test_tools_and_calls_train_the_tokenizer_as_templates_render_them(
+    likes, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    function = {"name": "f", "description": "größe " * 30, "parameters": {"type": "object"}}
+    call = {"type": "function", "function": {"name": "f", "arguments": {"ort": "münchen " * 30}}}
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [call]}]
+    rows = [{"messages": turns, "tools": [{"type": "function", "function": function}]}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = new_model(tmp_path / "new", like=likes("llama"), data=[path], vocab=400)
+    tokenizer = AutoTokenizer.from_pretrained(made.path)
+    for word in (" größe", " münchen"):
+        assert len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1
+
+
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 def test_it_learns_from_nothing(likes, text: Path, tmp_path: Path, backend: str) -> None:
     rows = [{"text": line} for line in text.read_text().splitlines()]
