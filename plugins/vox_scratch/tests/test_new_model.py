@@ -198,6 +198,25 @@ def test_tools_and_calls_train_the_tokenizer_as_templates_render_them(
         assert len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1
 
 
+def test_training_a_tokenizer_shows_progress(likes, text: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(1000)))
+    shown: list[tuple[str, int, int]] = []
+    new_model(
+        tmp_path / "new",
+        like=likes("llama"),
+        data=[text, rows],
+        vocab=300,
+        progress=lambda *told: shown.append(told),
+    )
+    assert {(label, total) for label, _, total in shown} == {("training a tokenizer", shown[0][2])}
+    done = [each for _, each, _ in shown]
+    assert len(done) == 1001
+    assert done == sorted({*done}), "each more than the one before"
+    assert done[0] == 0
+    assert 0.99 < done[-1] / shown[0][2] < 1
+
+
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 def test_it_learns_from_nothing(likes, text: Path, tmp_path: Path, backend: str) -> None:
     rows = [{"text": line} for line in text.read_text().splitlines()]

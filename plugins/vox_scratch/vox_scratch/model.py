@@ -76,6 +76,7 @@ def new_model(
         values: other values of its configuration, such as `num_hidden_layers`.
         data: files and folders to train a tokenizer on.
         vocab: tokens of that tokenizer; by default as many as the model's has.
+        progress: called with bytes of downloads, and of the data while the tokenizer is trained.
 
     Raises:
         ConfigError: C002, an unknown or impossible value, or no causal language model; C004,
@@ -96,7 +97,7 @@ def new_model(
     density = None
     if data:
         files = _sound(find_split(data)[0])
-        tokenizer = trained_like(tokenizer, files, vocab or len(tokenizer))
+        tokenizer = trained_like(tokenizer, files, vocab or len(tokenizer), progress)
         config.vocab_size = len(tokenizer)
         for name in _TOKENS:
             setattr(config, name, getattr(tokenizer, name))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, cast
 
+from vox_core.api.models import Progress
 from vox_core.api.rows import CheckedFile, Record, read_lines, row_text
 from vox_core.errors import ConfigError, VoxError
 
@@ -21,9 +23,15 @@ _SAMPLE = 1_000_000
 
 
 def trained_like(
-    tokenizer: PreTrainedTokenizerBase, files: Sequence[CheckedFile], size: int
+    tokenizer: PreTrainedTokenizerBase,
+    files: Sequence[CheckedFile],
+    size: int,
+    progress: Progress | None = None,
 ) -> PreTrainedTokenizerBase:
     """Return a new tokenizer of `size` tokens, or fewer if the texts have no more pairs to merge.
+
+    Args:
+        progress: called with bytes of the files before each row; merging pairs follows the last.
 
     Raises:
         ConfigError: C002, this kind of tokenizer cannot be trained, or `size` is too small.
@@ -45,7 +53,7 @@ def trained_like(
             expected=f"at least {len(least):,}",
             remedy="such as --vocab 8192",
         )
-    new = _trained(tokenizer, _texts(files), size)
+    new = _trained(tokenizer, _texts(files, progress), size)
     _renumber_ends(new)
     return new
 
@@ -90,11 +98,14 @@ def _trained(
         raise _untrainable(f"{type(error).__name__}: {error}") from error
 
 
-def _texts(files: Sequence[CheckedFile]) -> Iterator[str]:
-    for file in files:
-        for _, record in read_lines(file.path, file.lines):
-            if isinstance(record, Record):
-                yield row_text(record)
+def _texts(files: Sequence[CheckedFile], progress: Progress | None = None) -> Iterator[str]:
+    rows, size = sum(file.rows for file in files), sum(file.lines.stat().st_size for file in files)
+    lines = chain.from_iterable(read_lines(file.path, file.lines) for file in files)
+    for done, (_, record) in enumerate(lines):
+        if progress:
+            progress("training a tokenizer", size * done // rows, size)
+        if isinstance(record, Record):
+            yield row_text(record)
 
 
 def _untrainable(found: str) -> ConfigError:
