@@ -355,6 +355,19 @@ def test_a_model_to_imitate_needs_no_weights(likes, tmp_path: Path) -> None:
     assert "quantization_config" not in config(made.path)
 
 
+def test_an_adapter_stands_for_its_base(likes, tmp_path: Path) -> None:
+    run = vox.train(
+        model=likes("llama"),
+        data=[{"text": "a text to learn"}] * 2,
+        backend="cpu",
+        max_steps=1,
+        out=tmp_path / "run",
+    )
+    made = new_model(tmp_path / "new", like=str(run.path))
+    assert made.like == Path(likes("llama")).name
+    assert config(made.path)["hidden_size"] == config(Path(likes("llama")))["hidden_size"]
+
+
 def test_the_command(likes, text: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(text.parent)
     asked = ["--like", likes("llama"), "--set", "num_hidden_layers=1", "--set", "hidden_act=gelu"]

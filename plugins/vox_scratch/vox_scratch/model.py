@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core.api.files import atomic_folder, require_absent, require_space
-from vox_core.api.models import Progress, resolve
+from vox_core.api.models import CONFIG, LocalModel, Progress, resolve, resolve_reference
 from vox_core.api.rows import CheckedFile, check_files, find_split
 from vox_core.api.runs import RunFolder
 from vox_core.api.tokenizers import load_tokenizer
@@ -71,8 +71,8 @@ def new_model(
     """Write a model with random weights, and without a chat template, to the new folder `out`.
 
     Args:
-        like: a model or a run of the method `full`, whose configuration and tokenizer are taken; it
-            needs no weights.
+        like: a model or a run, whose configuration and tokenizer are taken; a model needs no
+            weights.
         values: other values of its configuration, such as `num_hidden_layers`.
         data: files and folders to train a tokenizer on.
         vocab: tokens of that tokenizer; by default as many as the model's has.
@@ -82,7 +82,7 @@ def new_model(
         ConfigError: C002, an unknown or impossible value, or no causal language model; C004,
             `vocab` without `data`.
         DataError: a data file cannot be used.
-        ModelError: `like` cannot be used.
+        ModelError, AdapterError: `like` cannot be used.
         OutputError: `out` exists, or cannot be written.
         StorageError: the disk is full, or an I/O error.
     """
@@ -90,8 +90,7 @@ def new_model(
     if vocab is not None and not data:
         what, remedy = "--vocab without data to train a tokenizer on", "name files with --data"
         raise ConfigError("C004", what, where="--vocab", found=vocab, remedy=remedy)
-    trained = RunFolder(Path(like)).model
-    base = resolve(str(trained or like), progress=progress, weights=False)
+    base = _imitated(like, progress)
     config = _configuration(base.path, values or {})
     tokenizer = load_tokenizer(base.path)
     density = None
@@ -115,6 +114,13 @@ def new_model(
             weights.chmod((folder / "config.json").stat().st_mode)
     count = model.num_parameters()
     return NewModel(out, base.id, config.model_type, count, len(tokenizer), density)
+
+
+def _imitated(like: str, progress: Progress | None) -> LocalModel:
+    """The model that `like` names; an adapter stands for its base."""
+    if (Path(like) / CONFIG).is_file():
+        return resolve_reference(like, adapter="none", progress=progress).base
+    return resolve(str(RunFolder(Path(like)).model or like), progress=progress, weights=False)
 
 
 def _sound(paths: Sequence[Path]) -> list[CheckedFile]:
