@@ -24,9 +24,13 @@ def step(number: int, loss: float) -> StepDone:
     return StepDone(number, loss, 1e-4, 1.0, 100, 40, 0.5)
 
 
+def watching(*losses: float, ordered: bool = False, full: bool = False) -> LossWatch:
+    return LossWatch(VOCABULARY, Progress(losses=losses), ordered=ordered, full=full)
+
+
 def at_end(*losses: float, ordered: bool = False) -> str | None:
     """What is said at the end of a run with these losses."""
-    found = [*LossWatch(VOCABULARY, Progress(losses=losses), ordered=ordered).at_end()]
+    found = [*watching(*losses, ordered=ordered).at_end()]
     assert [each.level for each in found] in ([], ["warning"])
     return found[0].message if found else None
 
@@ -52,18 +56,24 @@ def test_full_fine_tuning_has_a_range_of_its_own() -> None:
 
 @pytest.mark.parametrize("first", [Validation(0, UNIFORM * 1.2), step(1, UNIFORM * 1.2)])
 def test_a_first_loss_far_above_a_uniform_guess_is_told_once(first: StepDone | Validation) -> None:
-    watch = LossWatch(VOCABULARY, Progress())
+    watch = watching()
     (said,) = watch(first)
     assert f"{UNIFORM * 1.2:.2f}, is far above ln(vocabulary) = {UNIFORM:.2f}" in said.message
     assert [*watch(step(2, UNIFORM + 1))] == []
 
 
 def test_a_later_loss_above_a_uniform_guess_is_no_first_loss() -> None:
-    watch = LossWatch(VOCABULARY, Progress())
+    watch = watching(full=True)
     (said,) = [*watch(step(1, UNIFORM * 1.08)), *watch(step(2, UNIFORM + 2))]
-    assert said.level == "info" and "a new model needs --method full" in said.message
-    resumed = LossWatch(VOCABULARY, Progress(losses=(2.0,)))
-    assert [*resumed(step(2, UNIFORM + 1))] == []
+    assert said.level == "info" and "a new model needs an --lr of about 1e-3" in said.message
+    assert [*watching(2.0)(step(2, UNIFORM + 1))] == []
+
+
+def test_an_adapter_of_a_model_that_was_never_trained_is_warned_of() -> None:
+    (said,) = watching()(step(1, UNIFORM))
+    assert said.level == "warning"
+    assert "a new model needs --method full, not an adapter, and an --lr" in said.message
+    assert [*watching()(step(1, UNIFORM * 0.97))] == []
 
 
 def test_a_run_that_ends_at_a_uniform_guess_is_warned_of() -> None:

@@ -14,7 +14,7 @@ the text "nan", "inf" or "-inf". Steps that a resumed run takes again are logged
 Learning rates and losses that no sound run has are warned of:
 
     before the run    a learning rate outside 1e-7 .. 1e-2, or 3e-3 with the method `full`
-    first loss        far above ln(vocabulary): worse than a uniform guess
+    first loss        far above ln(vocabulary), or at it and an adapter is trained
     end of the run    training loss at ln(vocabulary), or higher than it began; no gradient in any
                       step, as where all answers to a prompt have the same reward
 
@@ -94,11 +94,11 @@ class LossWatch:
     Args:
         vocabulary: tokens that the model predicts among.
         progress: the losses of all steps; it hears of a step before this does.
-        ordered: by a curriculum.
+        ordered, full: by a curriculum; all weights are trained, not an adapter.
     """
 
-    def __init__(self, vocabulary: int, progress: Progress, *, ordered: bool = False) -> None:
-        self._ordered, self._progress = ordered, progress
+    def __init__(self, vocabulary: int, progress: Progress, *, ordered: bool, full: bool) -> None:
+        self._ordered, self._full, self._progress = ordered, full, progress
         self._uniform = math.log(vocabulary)
         self._first_seen = bool(progress.losses)
 
@@ -116,8 +116,10 @@ class LossWatch:
                     "warning",
                 )
             elif event.loss >= _UNIFORM * self._uniform:
-                new = "a new model needs --method full and an --lr of about 1e-3"
-                yield Notice(f"the first loss, {event.loss:.2f}, is that of a uniform guess: {new}")
+                new = f"the first loss, {event.loss:.2f}, is that of a uniform guess: a new model"
+                lr = "an --lr of about 1e-3"
+                adapter = Notice(f"{new} needs --method full, not an adapter, and {lr}", "warning")
+                yield Notice(f"{new} needs {lr}") if self._full else adapter
 
     def at_end(self) -> Iterator[Notice]:
         """A warning about the losses of all steps, where there is reason for one."""
@@ -187,7 +189,8 @@ class RunController:
         self.signalled, self._out_of_time = signalled, out_of_time
         vocabulary = vocabulary_size(plan.inputs.config, plan.inputs.weights.tensors)
         ordered = plan.contract.order.curriculum != "none"
-        self._losses = LossWatch(vocabulary, progress, ordered=ordered)
+        full = plan.contract.adapter.method == "full"
+        self._losses = LossWatch(vocabulary, progress, ordered=ordered, full=full)
         self._reported: set[Path] = set()
         self.settle: Callable[[], None] = lambda: None
 
@@ -223,11 +226,9 @@ class RunController:
             return state, notices
         what = "model" if state.adapter.method == "full" else "adapter"
         if best := checkpoint.load_step(self._plan.run.checkpoints, step or 0):
-            notice = Notice(f"the {what} is that of the best step: {self._best()}")
-            return best, [*notices, notice]
+            return best, [*notices, Notice(f"the {what} is that of the best step: {self._best()}")]
         text = f"the checkpoint of the best step, {step}, is missing or damaged"
-        notice = Notice(f"{text}: the {what} is that of the last step", "warning")
-        return state, [*notices, notice]
+        return state, [*notices, Notice(f"{text}: the {what} is that of the last step", "warning")]
 
     def _nothing_learned(self) -> Notice:
         text = "the gradient was zero in every step: nothing was learned"
@@ -243,10 +244,9 @@ class RunController:
         """Why the run stopped before its last step; nothing if a signal stopped it."""
         since = self._progress.since_best
         if self._progress.exhausted:
-            yield Notice(
-                f"early stopping: no better result in {since} "
-                f"{'validation' if since == 1 else 'validations'}; the best was {self._best()}"
-            )
+            checks = f"{since} validation{'' if since == 1 else 's'}"
+            text = f"early stopping: no better result in {checks}"
+            yield Notice(f"{text}; the best was {self._best()}")
         elif self._out_of_time() and not self.signalled():
             yield Notice("stopped: the time of --max-time is over")
 
