@@ -157,6 +157,19 @@ def test_a_teacher_or_a_reward_that_has_to_be_chosen_is_said(vox) -> None:
     assert vox("data", "check", "rows.jsonl").out.endswith("next: vox train rows.jsonl\n")
 
 
+def test_the_file_of_a_reward_is_loaded_once_it_is_written(vox) -> None:
+    Path("rows.jsonl").write_text(GOOD)
+    command = ("data", "check", "rows.jsonl", "--objective", "grpo", "--reward", "f.py:reward=0.5")
+    assert vox(*command).code == 0
+    Path("f.py").write_text("def rewards(row, answer):\n    return 1\n")
+    done = vox(*command)
+    assert (done.code, done.out) == (2, "rows.jsonl: 1 prompt/completion\n")
+    assert "error[VOX-C004]" in done.err
+    assert "f.py:reward" in done.err
+    Path("f.py").write_text("def reward(row, answer):\n    return 1\n")
+    assert vox(*command).code == 0
+
+
 def test_tasks_of_reasoning_gym_have_a_reward_of_their_own(
     vox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

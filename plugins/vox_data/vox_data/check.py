@@ -3,8 +3,8 @@
 Each row of each file is read, whatever is wrong with those before. With a model its chat template
 is applied to each well-formed row. If no row is faulty, the objective is tried on each, and, with a
 model, the rows that `vox train` would use are tokenised and their masks audited; their tokens stay
-in the cache. Of the faults, counts and the first ones are kept, so that a file may be larger than
-memory.
+in the cache. The function of a reward's file is loaded, if the file is written. Of the faults,
+counts and the first ones are kept, so that a file may be larger than memory.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ def check(
     train, valid = find_split(settings.data, settings.valid)
     examples = examples_of(settings.objective_spec)
     # A reward of a file, which may not be written yet, reads whatever it likes.
-    rewards = load_rewards(each for each in settings.reward if ":" not in each)
+    files = {each: Path(each.rpartition(":")[0]) for each in settings.reward if ":" in each}
+    rewards = load_rewards(each for each in settings.reward if each not in files)
     answers = answers_for(objective_of(settings.objective_spec), rewards)
     report = CheckReport(settings.model if with_model else None, examples is not None)
     opener = Opener.of(settings, progress, observe) if with_model else None
@@ -218,11 +219,12 @@ def check(
             _check_fit(file, report.faults, settings, examples)
     if report.sound:
         report.lacks = _lacks(settings, report)
-    if opener and report.sound:
-        try:
+    try:
+        if opener and report.sound:
             report.audits = _audits(settings, opener, progress)
-        except InputError as error:  # the report is shown all the same
-            report.error = error
+        load_rewards(each for each, file in files.items() if file.exists())
+    except InputError as error:  # the report is shown all the same
+        report.error = error
     return report
 
 

@@ -79,9 +79,9 @@ def check(
 
     FILES are data files, as for --data. All rows are checked, also those that the data filters
     leave out. With --objective, rows that the objective cannot use are errors, and with a --reward
-    that reads it, rows without an answer. Needs no model. With --model or --template, every row is
-    rendered with the chat template as for training, and the masks of the filtered rows are audited.
-    Exit code 2 if there is an error.
+    that reads it, rows without an answer; a reward's file is run to find its function. Needs no
+    model. With --model or --template, every row is rendered with the chat template as for training,
+    and the masks of the filtered rows are audited. Exit code 2 if there is an error.
     """
     settings = settings_from(TrainSettings, config_file, with_files(files, flags))
     with_model = not {"model", "template"}.isdisjoint(given(flags))
