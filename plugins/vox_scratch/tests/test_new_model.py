@@ -7,6 +7,7 @@ import math
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import pytest
 from safetensors.numpy import load_file
 
 import vox_core as vox
+from vox_core.api.rows import check_files
 from vox_core.cli import failures, root
 from vox_core.errors import VoxError
-from vox_scratch.model import new_model
+from vox_scratch.model import _without_bars, new_model
+from vox_scratch.tokenizer import bytes_per_token
 from vox_testing.tiny import VOCABULARY, make_model
 
 HOSTILE = "naïve 你好 \t  שלום 🙂\n\n\x7f e\u0301 \u2028 <|im_end|> ½"
@@ -147,6 +150,31 @@ def test_other_sizes_follow_the_width(likes, tmp_path: Path, values, sizes) -> N
     assert tuple(new[name] for name in names) == sizes
 
 
+@pytest.mark.parametrize(
+    "values",
+    [{"num_hidden_layers": 3, "hidden_size": 64}, {"n_layer": 3, "n_embd": 64, "n_positions": 32}],
+)
+def test_a_family_with_names_of_its_own_takes_the_usual_ones_too(
+    likes, tmp_path: Path, values
+) -> None:
+    new = config(new_model(tmp_path / "new", like=likes("gpt2"), values=values).path)
+    heads = 2 * config(Path(likes("gpt2")))["n_head"]
+    assert (new["n_layer"], new["n_embd"], new["n_head"]) == (3, 64, heads)
+    assert not {"num_hidden_layers", "hidden_size", "num_attention_heads"} & new.keys()
+    assert (new["n_positions"] == 32) == ("n_positions" in values)
+    with pytest.raises(VoxError, match="did you mean n_layer"):
+        new_model(tmp_path / "other", like=likes("gpt2"), values={"n_layers": 3})
+
+
+def test_another_name_for_a_usual_one_changes_nothing(likes, tmp_path: Path, monkeypatch) -> None:
+    from transformers import Qwen3Config
+
+    monkeypatch.setattr(Qwen3Config, "attribute_map", {"groups": "num_key_value_heads"})
+    values = {"hidden_size": 64}
+    new = config(new_model(tmp_path / "new", like=likes("qwen3"), values=values).path)
+    assert new["num_key_value_heads"] == 4, "it follows the width"
+
+
 def test_a_tokenizer_of_its_own_keeps_every_text(likes, text: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -196,6 +224,35 @@ def test_tools_and_calls_train_the_tokenizer_as_templates_render_them(
     tokenizer = AutoTokenizer.from_pretrained(made.path)
     for word in (" größe", " münchen"):
         assert len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1
+
+
+def test_bytes_per_token_are_those_of_a_million_characters(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    texts = "a" * 999_999, "üüü", "ü"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+    def tokenizer(text: str, **_: object) -> dict[str, str]:
+        return {"input_ids": text}  # a token for each character
+
+    assert bytes_per_token(tokenizer, check_files([rows])) == 1_000_001 / 1_000_000
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_transformers_bars_are_off_and_then_as_they_were(
+    likes, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str], shown: bool
+) -> None:
+    from transformers.utils import logging
+
+    like = likes("llama")
+    monkeypatch.setattr(logging, "_tqdm_active", shown)
+    capsys.readouterr()
+    new_model(tmp_path / "new", like=like)
+    assert "shards" not in capsys.readouterr().err
+    assert logging.is_progress_bar_enabled() == shown
+    with suppress(KeyboardInterrupt), _without_bars():
+        assert not logging.is_progress_bar_enabled()
+        raise KeyboardInterrupt
+    assert logging.is_progress_bar_enabled() == shown
 
 
 def test_training_a_tokenizer_shows_progress(likes, text: Path, tmp_path: Path) -> None:

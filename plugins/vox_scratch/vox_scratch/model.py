@@ -34,6 +34,11 @@ LIKE = "smollm2-135m"
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _OURS = {"architectures", "model_type", "dtype", "transformers_version", "vocab_size", *_TOKENS}
 """Keys of a configuration that no value may be given for; some are the tokenizer's."""
+_SIZES = {
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers",
+    "num_key_value_heads", "max_position_embeddings",
+}  # fmt: skip
+"""Names that most families have, and others under names of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +146,18 @@ def _configuration(folder: Path, values: Mapping[str, Any]) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config()
     except Exception as error:  # each family checks its configuration in its own way
         raise _impossible(error) from error
-    known = config.to_dict()
+    # Such as GPT-2's, whose `num_hidden_layers` is `n_layer`.
+    common = {name: usual for usual, name in config.attribute_map.items() if usual in _SIZES}
+    known = {common.get(name, name): value for name, value in config.to_dict().items()}
     known.pop("quantization_config", None)
     settable = {name: value for name, value in known.items() if name not in _OURS}
-    common = {*PreTrainedConfig().to_dict()}
-    values = {name: _fitting(name, value, settable, common) for name, value in values.items()}
-    layers = known.get("num_hidden_layers")
+    settable |= {name: known[usual] for name, usual in common.items() if usual in known}
+    of_all = {*PreTrainedConfig().to_dict()}
+    values = {
+        common.get(name, name): _fitting(name, value, settable, of_all)
+        for name, value in values.items()
+    }
+    layers: Any = known.get("num_hidden_layers")
     wanted = values.get("num_hidden_layers", layers)
     try:
         for name, value in known.items():
