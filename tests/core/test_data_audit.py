@@ -217,10 +217,19 @@ def test_a_space_before_an_answer_belongs_to_it(family: str, tmp_path: Path) -> 
     pair = {"prompt": "say ", "chosen": "hello", "rejected": "hello there"}
     pairs = opened(write(data, pair), Case({}, family), tmp_path, objective=ObjectiveSpec("dpo"))
     assert pairs.stats.counts["joined-answer"] == 1, "a row"
-    bare = "{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
-    chats = write(data, chat("the ans", "wer is"))
-    templated = opened(chats, Case({}, "chatml", bare), tmp_path).stats
-    assert templated.ended == 1 and "joined-answer" not in templated.counts, "the template's words"
+
+
+def test_a_template_may_end_in_a_space_that_takes_the_answers_first_token(tmp_path: Path) -> None:
+    said = "{{ m.role }}: {{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}\n"
+    turns = f"{{% for m in messages %}}{said}{{% endfor %}}"
+    ends = "{%% if add_generation_prompt %%}assistant:%s{%% endif %%}"
+    first = [{"role": "user", "content": "say"}, {"role": "assistant", "content": "hello"}]
+    second = [first[0], {**first[1], "weight": 0}, first[0], {**first[1], "content": "7"}]
+    data = write(tmp_path / "rows.jsonl", {"messages": first}, {"messages": second})
+    for end, lost in (" ", [[0, 1]]), ("", None):
+        dataset = opened(data, Case({}, "chatml", turns + ends % end), tmp_path)
+        assert dataset.stats.places.get("joined-answer") == lost
+        assert (dataset[0].weights_T > 0).sum() == (1 if lost else 2)
 
 
 def test_what_the_assistant_quotes_is_no_prompt(tmp_path: Path) -> None:

@@ -213,7 +213,8 @@ FINDINGS: dict[str, Kind] = {
     "joined-answer": Kind(
         "warning",
         "the first token of the answer begins in the prompt, and is not trained",
-        "move the prompt's part of it, mostly a space, to the start of the completion",
+        "move the prompt's part of it, mostly a space, to the start of the completion; in a chat "
+        "template, out of the generation prompt",
     ),
     "no-answer": Kind(
         "warning",

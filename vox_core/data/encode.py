@@ -93,7 +93,7 @@ class Encoded:
     Args:
         rendered: the row as text; None for a preference pair.
         length: of the whole row, in tokens.
-        joined: without a template, the answer's first token begins in the prompt.
+        joined: the first token of an answer begins in the prompt.
         fault: why the row cannot be rendered; empty if it can.
     """
 
@@ -140,22 +140,21 @@ class Encoder:
         tokens_T, weights_T, ends = self._whole(text, tokens)
         pieces, cut = self._pieces(record, len(tokens_T), ends)
         place, difficulty = (record.source, record.line), level(record.attributes.difficulty)
-        documents = []
+        made = []
         for start, stop in pieces:
             weights_P = weights_T[start:stop].copy()
             weights_P[:1] = 0  # it has no predecessor in the piece
             if weights_P.any() or not record.answered:
                 trained = sum(start + 1 < end <= stop for end in ends)
-                documents.append(
-                    Document(tokens_T[start:stop], weights_P, *place, trained, difficulty)
-                )
+                made.append(Document(tokens_T[start:stop], weights_P, *place, trained, difficulty))
         dropped: Reason | None = None
-        if not documents:
+        if not made:
             trains = weights_T[1:].any() or not record.answered
             dropped = "no room for an answer" if trains else "nothing to train"
-        starts = [span.start for span in text.spans if not text.templated]
-        joined = any(((tokens.begins_T < at) & (at < tokens.stops_T)).any() for at in starts)
-        return Encoded(record, text, tuple(documents), cut, dropped, len(tokens_T), joined)
+        starts = [span.start for span in text.spans if span.weight]
+        before = zip(starts, np.searchsorted(tokens.begins_T, starts).tolist(), strict=True)
+        joined = any(n and text.text[at : tokens.stops_T[n - 1]].strip() for at, n in before)
+        return Encoded(record, text, tuple(made), cut, dropped, len(tokens_T), joined)
 
     def _whole(self, text: Rendered, tokens: Tokens) -> tuple[Ids, Weights, list[int]]:
         """All tokens of a row, their weights, and the positions just after each trained
