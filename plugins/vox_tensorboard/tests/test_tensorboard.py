@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -141,3 +143,14 @@ def test_through_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for tag, event in (("train/loss", "step"), ("validation/loss", "validation")):
         expected = [(e["step"], pytest.approx(e["loss"])) for e in told if e["event"] == event]
         assert drawn[tag] == expected
+
+
+def test_the_guides_skeleton_logs_the_reward_of_a_validation_that_has_one() -> None:
+    guide = Path(__file__).resolve().parents[3] / "docs/guide/observers.md"
+    defined: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", guide.read_text("utf-8"), re.S)[0], defined)
+    tracker, logged = defined["Tracker"](), []
+    tracker.log = lambda values, number: logged.append((number, values))
+    for event in (Validation(1, 1.5), Validation(2, -0.25, 0.25, 0.1)):
+        tracker.vox_event(event)
+    assert logged == [(1, {"validation/loss": 1.5}), (2, {"validation/reward": 0.25})]
