@@ -312,6 +312,5 @@ def _transferred(label: str, done: int, total: int) -> str:
 
 def _in_notebook() -> bool:
     """Whether this code runs in a Jupyter kernel rather than another IPython shell."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
+    shell = ipython.get_ipython() if (ipython := sys.modules.get("IPython")) else None
     return hasattr(shell, "kernel")

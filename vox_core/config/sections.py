@@ -402,7 +402,7 @@ class TrainSettings(DataSettings):
         LORA_LR, description=f"Peak learning rate; with --method full {FULL_LR} by default."
     )
     schedule: Schedule = Field(
-        "cosine", description="Schedule after warm-up; wsd (warmup_stable_decay) falls from 80 %."
+        "cosine", description="Schedule after warm-up; wsd falls in the last fifth of the steps."
     )
     warmup: Share = Field(0.03, description="Fraction of the steps that warm up the learning rate.")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="Weight decay of AdamW.")

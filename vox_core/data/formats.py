@@ -216,8 +216,9 @@ def keep_rows(lines: Iterable[bytes], origin: str) -> Path:
             what, remedy = "a data file is empty", "give rows, as in: cat train.jsonl | vox train -"
             raise DataError("D002", what, where=origin, found="nothing", remedy=remedy)
         kept = folder / f"{sha256.hexdigest()[:16]}.jsonl"
-        with files.storage_errors(kept):
-            files.calls.rename(temporary, kept)
+        if not kept.is_file() or kept.stat().st_size != size:  # another process may be reading it
+            with files.storage_errors(kept):
+                files.calls.rename(temporary, kept)
         return kept
     finally:
         files.remove(temporary)
