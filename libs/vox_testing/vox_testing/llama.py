@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from vox_core.contract import Ints
 
-    Doubles: TypeAlias = NDArray[np.float64]
+Doubles: TypeAlias = "NDArray[np.float64]"
 
 # Widths are multiples of 64, the group that quantised formats share a scale in.
 HIDDEN, INNER, LAYERS, HEADS, KEY_HEADS, HEAD = 64, 128, 2, 4, 2, 16

@@ -34,13 +34,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vox_core.weights import numpy_dtype
+from vox_testing.llama import Doubles
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from vox_core.contract import Quant
-
-    Doubles = NDArray[np.float64]
 
 GROUP, SCALE_GROUP = 64, 256
 MX_GROUP, NV_GROUP = 32, 16

@@ -16,19 +16,15 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from vox_core.adapter.targets import linear_modules, parameter_names
 from vox_core.contract import AdapterState, Batch, Ints, ModuleShape, Step
 from vox_core.weights import WeightFolder
+from vox_testing.llama import Doubles as Doubles
 from vox_testing.llama import llama_logits
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Doubles: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

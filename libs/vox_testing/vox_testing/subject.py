@@ -26,6 +26,7 @@ from vox_core.api.host import (
 from vox_core.api.training import Learner
 from vox_core.contract import (
     AdapterState,
+    Batch,
     DType,
     Event,
     ExecutionPlan,
@@ -40,6 +41,7 @@ from vox_core.contract import (
     Trainer,
     TrainJob,
     TrainState,
+    Update,
     World,
     probe_document,
 )
@@ -85,6 +87,12 @@ def find(backend_id: str) -> Found:
         found=f"installed: {', '.join(plugin.id for plugin in plugins) or 'none'}",
         remedy="install the package whose entry point has this name: pip install -e .",
     )
+
+
+def learn(trainer: Trainer, batch: Batch, update: Update, seed: int = 0) -> float:
+    """Let the learner `NAME` take a step on one batch; return the gradient's norm."""
+    trainer.accumulate(batch, seed, NAME)
+    return trainer.update(update, NAME)
 
 
 @dataclass(slots=True)

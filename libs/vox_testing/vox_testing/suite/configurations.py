@@ -17,7 +17,7 @@ from vox_testing.jobs import batch, documents, signed, start, stirred
 from vox_testing.llama import CONFIGURATIONS, write_llama
 from vox_testing.reference import Reference
 from vox_testing.subject import NAME, Subject
-from vox_testing.suite.load import TOKENS, relative
+from vox_testing.suite.load import TOKENS, require_near
 from vox_testing.suite.requirements import loads, needs, trains
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ def test_logits_of_each_configuration_are_the_references(
     folder = write_llama(tmp_path, **MODELS[configuration])
     expected = Reference.of(folder).logits(TOKENS)
     with _skip_if_refused(), vox_subject.loaded(model=folder) as model:
-        assert relative(model.logits(TOKENS), expected) < vox_subject.tolerance.logits
+        require_near(vox_subject, model.logits(TOKENS), expected)
 
 
 @trains
@@ -52,7 +52,7 @@ def test_training_on_each_configuration_scores_as_the_reference(
     with _skip_if_refused(), vox_subject.trainer(plan, model=folder) as trainer:
         trainer.add_learner(NAME, begin)
         found = trainer.accumulate(some, 0, NAME)
-        assert relative(found, expected) < vox_subject.tolerance.logits
+        require_near(vox_subject, found, expected)
 
 
 @contextmanager

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vox_core.contract import DType, ExecutionPlan, Update
+from vox_core.contract import DType, ExecutionPlan
 from vox_testing.jobs import batch, curve, documents, signed, start, stirred
 from vox_testing.llama import write_llama
-from vox_testing.reference import Reference
 from vox_testing.subject import NAME, Subject
-from vox_testing.suite.generate import Row, require_logits, together
-from vox_testing.suite.gradients import gradient, require_gradient, require_one_pass
-from vox_testing.suite.load import TOKENS, relative
-from vox_testing.suite.optimizer import require_adamw
+from vox_testing.suite.generate import Row, require_sampled_as_it_is_now
+from vox_testing.suite.gradients import require_one_pass
+from vox_testing.suite.load import TOKENS
+from vox_testing.suite.optimizer import require_trained
 from vox_testing.suite.requirements import each_short_dtype, needs, trains
-from vox_testing.suite.state import assert_goes_on, require_same
+from vox_testing.suite.scores import require_scored_as_it_is_now
+from vox_testing.suite.state import assert_goes_on, require_same, require_whole
 
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
 MODELS: dict[str, dict[str, Any]] = {
@@ -42,16 +42,7 @@ def test_full_trains_the_weights(vox_subject: Subject, model: str, tmp_path: Pat
     do not decay."""
     subject, plan = _model(vox_subject, model, tmp_path)
     begin, some = stirred(start(subject.model, plan)), signed(batch(documents(3)))
-    with subject.learning(plan, begin) as trainer:
-        expected = Reference.of(subject.model).log_probs(some, begin.adapter)
-        found = trainer.accumulate(some, 0, NAME)
-        assert relative(found, expected) < subject.tolerance.logits
-        trainer.discard(NAME)
-        require_gradient(subject, gradient(trainer, some), some, begin.adapter)
-        before, update = trainer.state(NAME).copy(), Update(2, 1e-3, 1.0, weight_decay=0.1)
-        trainer.accumulate(some, 0, NAME)
-        trainer.update(update, NAME)
-        require_adamw(before, trainer.state(NAME), update)
+    require_trained(subject, plan, begin, some)
 
 
 @trains
@@ -60,16 +51,8 @@ def test_full_trains_the_weights(vox_subject: Subject, model: str, tmp_path: Pat
 def test_full_is_scored_as_it_is_now(vox_subject: Subject, model: str, tmp_path: Path) -> None:
     """In `log_probs` and `logits`, under the learner's name."""
     subject, plan = _model(vox_subject, model, tmp_path)
-    some, reference = signed(batch(documents(2))), Reference.of(subject.model)
     with subject.learning(plan, start(subject.model, plan)) as trainer:
-        for number in (1, 2):
-            trainer.accumulate(some, number, NAME)
-            trainer.update(Update(number, 1e-2, 1.0), NAME)
-            now = trainer.state(NAME).adapter
-            expected = reference.log_probs(some, now)
-            assert relative(trainer.log_probs(some, NAME), expected) < subject.tolerance.logits
-            apart = relative(trainer.logits(TOKENS, NAME), reference.logits(TOKENS, now))
-            assert apart < subject.tolerance.logits
+        require_scored_as_it_is_now(subject, trainer, signed(batch(documents(2))))
 
 
 @trains
@@ -78,10 +61,7 @@ def test_full_is_sampled_from_as_it_is_now(vox_subject: Subject) -> None:
     """By a row that enters before an update, and by one that enters after it."""
     plan, row = vox_subject.plan(method="full"), Row(TOKENS, NAME, tuple(range(100, 104)))
     with vox_subject.learning(plan) as trainer:
-        for number in (1, 2):
-            require_logits(vox_subject, trainer, row, together(trainer, {0: row})[0])
-            trainer.accumulate(batch(documents(2)), 0, NAME)
-            trainer.update(Update(number, 1e-2, 1.0), NAME)
+        require_sampled_as_it_is_now(vox_subject, trainer, [row])
 
 
 @trains
@@ -100,12 +80,10 @@ def test_full_has_a_state_of_every_weight(vox_subject: Subject) -> None:
     plan = vox_subject.plan(method="full")
     begin = vox_subject.start(plan)
     state = vox_subject.train(curve(2), plan, begin).state
-    given, tensors = begin.adapter.tensors(), state.adapter.tensors()
+    given = begin.adapter.tensors()
     assert (state.step, state.adapter.method, state.adapter.modules) == (2, "full", {})
-    assert tensors.keys() == given.keys() == state.moments.keys() == plan.saved.keys()
-    for name, value in tensors.items():
-        for array in (value, *state.moments[name]):
-            assert (array.dtype, array.shape) == (np.dtype("float32"), given[name].shape), name
+    assert given.keys() == plan.saved.keys()
+    require_whole(state, given)
     with vox_subject.learning(plan, state) as trainer:
         require_same(trainer.state(NAME), state)
 

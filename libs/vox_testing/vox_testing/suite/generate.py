@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from vox_core.adapter.initial import generator
-from vox_core.contract import AdapterState, Floats, Ints, Model, Update
+from vox_core.contract import AdapterState, Floats, Ints, Model, Trainer, Update
 from vox_testing.jobs import batch, documents, stirred
 from vox_testing.llama import write_llama
-from vox_testing.subject import NAME, Subject
-from vox_testing.suite.load import TOKENS, effective, relative
+from vox_testing.subject import NAME, Subject, learn
+from vox_testing.suite.load import TOKENS, effective, require_near
 from vox_testing.suite.requirements import loads, needs, trains
 
 # Longer than a cache that a backend may have made for itself.
@@ -152,14 +152,18 @@ def test_a_learner_is_sampled_from_as_it_is_now(vox_subject: Subject) -> None:
     """Before and after an update, and beside the base."""
     start = stirred(vox_subject.start(vox_subject.plan()))
     said = tuple(range(100, 104))
+    rows = [Row(TOKENS, NAME, said), Row(TOKENS[:9], None, said)]
     with vox_subject.learning(start=start) as trainer:
-        for number in (1, 2):
-            rows = {0: Row(TOKENS, NAME, said), 1: Row(TOKENS[:9], None, said)}
-            found = together(trainer, rows)
-            for each, row in rows.items():
-                require_logits(vox_subject, trainer, row, found[each])
-            trainer.accumulate(batch(documents(2)), 0, NAME)
-            trainer.update(Update(number, 1e-2, 1.0), NAME)
+        require_sampled_as_it_is_now(vox_subject, trainer, rows)
+
+
+def require_sampled_as_it_is_now(subject: Subject, trainer: Trainer, rows: Sequence[Row]) -> None:
+    """Require the model's own logits of rows that enter before an update, and after it."""
+    for number in (1, 2):
+        found = together(trainer, dict(enumerate(rows)))
+        for each, row in enumerate(rows):
+            require_logits(subject, trainer, row, found[each])
+        learn(trainer, batch(documents(2)), Update(number, 1e-2, 1.0))
 
 
 def _two_adapters(subject: Subject) -> tuple[AdapterState, AdapterState]:
@@ -230,10 +234,10 @@ def require_logits(subject: Subject, model: Model, row: Row, found: Sequence[Flo
     text_T = np.concatenate([row.prompt_T, row.following]).astype(np.int64)
     expected = model.logits(text_T, row.adapter)[len(row.prompt_T) - 1 :]
     assert len(found) == len(expected)
-    assert relative(np.stack(found), expected) < subject.tolerance.logits
+    require_near(subject, np.stack(found), expected)
 
 
 def _require_alike(subject: Subject, found: Sequence[Floats], expected: Sequence[Floats]) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert relative(one, other) < subject.tolerance.logits
+        require_near(subject, one, other)

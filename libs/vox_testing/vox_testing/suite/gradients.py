@@ -10,22 +10,17 @@ Shape legend: T tokens of a batch, M targets of a position.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from vox_core.contract import AdapterState, Batch, ExecutionPlan, Floats, Method, Trainer, Update
 from vox_testing.jobs import batch, documents, signed, stirred, without_scores
-from vox_testing.reference import Reference
+from vox_testing.reference import Doubles, Reference
 from vox_testing.subject import NAME, Subject
-from vox_testing.suite.load import relative
+from vox_testing.suite.load import require_near
 from vox_testing.suite.requirements import each_method, needs, trains
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Doubles = NDArray[np.float64]
 
 # Of a central difference: its error is of the order of the distance squared, 1e-8.
 DISTANCE = 1e-4
@@ -149,10 +144,10 @@ def test_several_targets_of_a_position_add_up(vox_subject: Subject) -> None:
         expected_TM = np.stack([trainer.log_probs(each, NAME) for each in columns], 1)
         found_TM = trainer.log_probs(many, NAME)
         assert found_TM.dtype == np.float32
-        assert relative(found_TM * many.scored_T, expected_TM) < vox_subject.tolerance.logits
+        require_near(vox_subject, found_TM * many.scored_T, expected_TM)
         told_TM = trainer.accumulate(many, 0, NAME)
         trainer.discard(NAME)
-        assert relative(told_TM * many.scored_T, expected_TM) < vox_subject.tolerance.logits
+        require_near(vox_subject, told_TM * many.scored_T, expected_TM)
         expected = gradient(trainer, *columns)
         assert apart(gradient(trainer, many), expected) < vox_subject.tolerance.gradient
 
@@ -196,7 +191,7 @@ def require_one_pass(subject: Subject, plan: ExecutionPlan, some: Batch | None =
     assert len(asked) == 1
     for each_T in (*asked, found_T):
         assert (each_T.dtype, each_T.shape) == (np.dtype("float32"), some.targets_T.shape)
-        assert relative(each_T, scores_T) < subject.tolerance.logits
+        require_near(subject, each_T, scores_T)
     assert apart(found, expected) < subject.tolerance.gradient
 
 

@@ -49,7 +49,7 @@ def test_logits_of_the_last_positions_are_those_of_all(vox_subject: Subject) -> 
         for first in (1, len(TOKENS) - 1):
             found = model.logits(TOKENS, first=first)
             assert found.shape == whole_TV[first:].shape
-            assert relative(found, whole_TV[first:]) < vox_subject.tolerance.logits
+            require_near(vox_subject, found, whole_TV[first:])
 
 
 @loads
@@ -62,7 +62,7 @@ def test_logits_of_several_documents_are_those_of_each(vox_subject: Subject) -> 
             for logits_KV, (tokens_T, first) in zip(found, documents, strict=True):
                 expected = model.logits(tokens_T, name)[first:]
                 assert logits_KV.shape == expected.shape
-                assert relative(logits_KV, expected) < vox_subject.tolerance.logits
+                require_near(vox_subject, logits_KV, expected)
 
 
 @loads
@@ -71,8 +71,7 @@ def test_logits_are_the_references(vox_subject: Subject) -> None:
     reference = Reference.of(vox_subject.model)
     with vox_subject.loaded() as model:
         for tokens_T in (TOKENS[:1], TOKENS, np.resize(TOKENS, 300)):
-            apart = relative(model.logits(tokens_T), reference.logits(tokens_T))
-            assert apart < vox_subject.tolerance.logits
+            require_near(vox_subject, model.logits(tokens_T), reference.logits(tokens_T))
 
 
 @loads
@@ -81,7 +80,7 @@ def test_logits_with_an_adapter_are_the_references(vox_subject: Subject, method:
     adapter = effective(vox_subject, method)
     expected = Reference.of(vox_subject.model).logits(TOKENS, adapter)
     with vox_subject.loaded(adapter) as model:
-        assert relative(model.logits(TOKENS, "a"), expected) < vox_subject.tolerance.logits
+        require_near(vox_subject, model.logits(TOKENS, "a"), expected)
 
 
 @loads
@@ -93,17 +92,17 @@ def test_each_adapter_answers_under_its_name(vox_subject: Subject) -> None:
         effective(vox_subject, seed=1),
         effective(vox_subject, seed=2, rank=8, targets=(leaf,)),
     )
-    allowed = vox_subject.tolerance.logits
     with vox_subject.loaded(*adapters) as model:
         for name, adapter in (("b", adapters[1]), ("a", adapters[0]), (None, None)):
             expected = reference.logits(TOKENS, adapter)
-            assert relative(model.logits(TOKENS, name), expected) < allowed, name
+            found = relative(model.logits(TOKENS, name), expected)
+            assert found < vox_subject.tolerance.logits, name
         model.remove_adapter("a")
-        assert relative(model.logits(TOKENS), reference.logits(TOKENS)) < allowed
+        require_near(vox_subject, model.logits(TOKENS), reference.logits(TOKENS))
         expected = reference.logits(TOKENS, adapters[1])
-        assert relative(model.logits(TOKENS, "b"), expected) < allowed
+        require_near(vox_subject, model.logits(TOKENS, "b"), expected)
         model.add_adapter("a", adapters[1])
-        assert relative(model.logits(TOKENS, "a"), expected) < allowed
+        require_near(vox_subject, model.logits(TOKENS, "a"), expected)
 
 
 @loads
@@ -138,7 +137,7 @@ def test_streamed_logits_are_the_references(vox_subject: Subject, method: Method
     with vox_subject.loaded(adapter, streamed=True) as model:
         found = model.logits(TOKENS, "a")
     expected = Reference.of(vox_subject.model).logits(TOKENS, adapter)
-    assert relative(found, expected) < vox_subject.tolerance.logits
+    require_near(vox_subject, found, expected)
 
 
 @loads
@@ -194,3 +193,8 @@ def relative(found: NDArray[Any], expected: NDArray[Any]) -> float:
     """Return the relative distance in the Frobenius norm."""
     difference = found.astype(np.float64) - expected.astype(np.float64)
     return float(np.linalg.norm(difference) / np.linalg.norm(expected.astype(np.float64)))
+
+
+def require_near(subject: Subject, found: NDArray[Any], expected: NDArray[Any]) -> None:
+    """Require logits, or log-probabilities, within the tolerance of the subject's dtype."""
+    assert relative(found, expected) < subject.tolerance.logits

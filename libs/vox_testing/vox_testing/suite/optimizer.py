@@ -8,22 +8,19 @@ with a rate per step, and held against the state.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from vox_core.contract import Batch, Method, Optimizer, TrainState, Update
+from vox_core.contract import Batch, ExecutionPlan, Method, Optimizer, TrainState, Update
 from vox_testing.jobs import batch, curve, documents, stirred
-from vox_testing.subject import NAME, Run, Subject
-from vox_testing.suite.gradients import apart, gradient
+from vox_testing.reference import Doubles, Reference
+from vox_testing.subject import NAME, Run, Subject, learn
+from vox_testing.suite.gradients import apart, gradient, require_gradient
+from vox_testing.suite.load import relative, require_near
 from vox_testing.suite.requirements import each_method, each_optimizer, needs, trains
 from vox_testing.suite.state import assert_goes_on, require_same
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Doubles = NDArray[np.float64]
 
 # The gradient is recovered from rounded float32 moments, with an error of a few units of 2^-24 of m
 # over 1 - beta1. Seen with the CPU backend: 6e-5 of the update.
@@ -69,18 +66,29 @@ def test_the_number_of_an_update_decides_its_bias_correction(vox_subject: Subjec
         before = start
         for number in (5, 3):
             update = Update(number, 1e-3, 1.0, weight_decay=0.1)
-            trainer.accumulate(batch(documents(2, seed=number)), 0, NAME)
-            trainer.update(update, NAME)
+            learn(trainer, batch(documents(2, seed=number)), update)
             after = trainer.state(NAME)
             require_adamw(before, after, update)
             before = after
+
+
+def require_trained(subject: Subject, plan: ExecutionPlan, start: TrainState, some: Batch) -> None:
+    """Require log-probabilities, gradient and an update with decay, of a learner at `start`."""
+    expected = Reference.of(subject.model).log_probs(some, start.adapter)
+    with subject.learning(plan, start) as trainer:
+        require_near(subject, trainer.accumulate(some, 0, NAME), expected)
+        trainer.discard(NAME)
+        require_gradient(subject, gradient(trainer, some), some, start.adapter)
+        before, update = trainer.state(NAME).copy(), Update(2, 1e-3, 1.0, weight_decay=0.1)
+        learn(trainer, some, update)
+        require_adamw(before, trainer.state(NAME), update)
 
 
 def require_adamw(before: TrainState, after: TrainState, update: Update) -> None:
     """Require that an update of `before` is `after`, tensor by tensor."""
     for name, value in before.adapter.tensors().items():
         moments, expected = _updated(before, after, name, update)
-        assert _relative(after.moments[name][1], moments) < MOMENT, name
+        assert relative(after.moments[name][1], moments) < MOMENT, name
         moved = after.adapter.tensors()[name].astype(np.float64) - value
         allowed = UPDATE * np.linalg.norm(expected) + ROUNDING * np.linalg.norm(value)
         assert np.linalg.norm(moved - expected) < allowed, name
@@ -144,8 +152,8 @@ def test_moments_in_8_bits_are_near_and_rounded(vox_subject: Subject) -> None:
     """After one step 8-bit moments are near those of float32, but not equal."""
     full, short = (_moments(vox_subject, name) for name in ("adamw", "adamw-8bit"))
     for kind in (0, 1):
-        apart = _relative(short[kind], full[kind])
-        assert ROUNDED / 10 < apart < ROUNDED * 10, ("first", "second")[kind]
+        distance = relative(short[kind], full[kind])
+        assert ROUNDED / 10 < distance < ROUNDED * 10, ("first", "second")[kind]
 
 
 @trains
@@ -180,7 +188,3 @@ def _moments(subject: Subject, optimizer: Optimizer) -> tuple[Doubles, Doubles]:
         np.concatenate([np.float64(m[kind]).ravel() for m in moments]) for kind in (0, 1)
     )
     return first, second
-
-
-def _relative(found: NDArray[Any], expected: Doubles) -> float:
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

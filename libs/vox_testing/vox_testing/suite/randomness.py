@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from vox_core.contract import AdapterState, LowRank, Method, TrainState
 from vox_testing.jobs import batch, documents, step, stirred
-from vox_testing.reference import Reference
+from vox_testing.reference import Doubles, Reference
 from vox_testing.subject import NAME, Subject
 from vox_testing.suite.gradients import apart, gradient
-from vox_testing.suite.load import relative
+from vox_testing.suite.load import relative, require_near
 from vox_testing.suite.requirements import each_method, needs, trains
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Doubles = NDArray[np.float64]
 
 DROPOUT = 0.4
 # Columns of each B, and steps, in which the rate is seen: 1280 inputs in all.
@@ -46,7 +40,7 @@ def test_dropout_is_a_function_of_the_seed(vox_subject: Subject) -> None:
         first, other, again = (trainer.accumulate(some, seed, NAME) for seed in (3, 4, 3))
         trainer.discard(NAME)
         gradients = [gradient(trainer, some, seed=seed) for seed in (3, 4, 3)]
-    assert relative(again, first) < vox_subject.tolerance.logits
+    require_near(vox_subject, again, first)
     assert relative(other, first) > EFFECT
     assert apart(gradients[2], gradients[0]) < vox_subject.tolerance.gradient
     assert apart(gradients[1], gradients[0]) > EFFECT
@@ -101,7 +95,7 @@ def test_dropout_reaches_doras_base_part(vox_subject: Subject) -> None:
     expected = Reference.of(vox_subject.model).log_probs(some, stronger.adapter)
     with vox_subject.learning(plan, stronger) as trainer:
         found = trainer.log_probs(some, NAME)
-        assert relative(found, expected) < vox_subject.tolerance.logits
+        require_near(vox_subject, found, expected)
         found = trainer.accumulate(some, 3, NAME)
         assert relative(found, expected) > EFFECT_ON_BASE_PART
 

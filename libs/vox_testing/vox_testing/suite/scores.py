@@ -6,19 +6,15 @@ Shape legend: T tokens of a batch.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vox_core.contract import Batch, Floats, Method, Update
+from vox_core.contract import Batch, Floats, Method, Trainer, Update
 from vox_testing.jobs import batch, documents, signed, stirred, without_scores
-from vox_testing.reference import Reference
-from vox_testing.subject import NAME, Subject
-from vox_testing.suite.load import TOKENS, effective, relative
+from vox_testing.reference import Doubles, Reference
+from vox_testing.subject import NAME, Subject, learn
+from vox_testing.suite.load import TOKENS, effective, relative, require_near
 from vox_testing.suite.requirements import each_method, loads, trains
-
-if TYPE_CHECKING:
-    from vox_testing.reference import Doubles
 
 # What masks of dropout 0.4 do to log-probabilities, relative. Seen with the CPU backend: 0.1.
 DROPPED = 1e-3
@@ -48,8 +44,7 @@ def test_log_probs_of_a_document_do_not_depend_on_the_others(vox_subject: Subjec
         whole = model.log_probs(signed(batch(some)), "a")
         for document, extent in zip(some, batch(some).documents(), strict=True):
             alone = signed(batch([document]))
-            apart = relative(model.log_probs(alone, "a"), whole[extent])
-            assert apart < vox_subject.tolerance.logits
+            require_near(vox_subject, model.log_probs(alone, "a"), whole[extent])
 
 
 @trains
@@ -73,19 +68,21 @@ def test_a_learner_is_scored_as_it_is_now(vox_subject: Subject, method: Method) 
     reference = Reference.of(vox_subject.model)
     with vox_subject.learning(plan, start) as trainer:
         before = trainer.log_probs(some, NAME)
-        for number in (1, 2):
-            trainer.accumulate(some, number, NAME)
-            trainer.update(Update(number, 1e-2, 1.0), NAME)
-            now = trainer.state(NAME).adapter
-            _require_scores(
-                vox_subject, trainer.log_probs(some, NAME), some, reference.log_probs(some, now)
-            )
-            apart = relative(trainer.logits(TOKENS, NAME), reference.logits(TOKENS, now))
-            assert apart < vox_subject.tolerance.logits
+        require_scored_as_it_is_now(vox_subject, trainer, some)
         assert relative(trainer.log_probs(some, NAME), before) > LEARNT
         _require_scores(vox_subject, trainer.log_probs(some), some, reference.log_probs(some))
-        apart = relative(trainer.logits(TOKENS), reference.logits(TOKENS))
-        assert apart < vox_subject.tolerance.logits
+        require_near(vox_subject, trainer.logits(TOKENS), reference.logits(TOKENS))
+
+
+def require_scored_as_it_is_now(subject: Subject, trainer: Trainer, some: Batch) -> None:
+    """Require the reference's log-probabilities and logits after each of two updates."""
+    reference = Reference.of(subject.model)
+    for number in (1, 2):
+        learn(trainer, some, Update(number, 1e-2, 1.0), seed=number)
+        now = trainer.state(NAME).adapter
+        found = trainer.log_probs(some, NAME)
+        _require_scores(subject, found, some, reference.log_probs(some, now))
+        require_near(subject, trainer.logits(TOKENS, NAME), reference.logits(TOKENS, now))
 
 
 @trains
@@ -98,8 +95,7 @@ def test_an_adapter_beside_a_learner_stays(vox_subject: Subject) -> None:
         trainer.add_adapter("fixed", fixed)
         for number in (1, 2):
             _require_scores(vox_subject, trainer.log_probs(some, "fixed"), some, expected)
-            trainer.accumulate(some, 0, NAME)
-            trainer.update(Update(number, 1e-2, 1.0), NAME)
+            learn(trainer, some, Update(number, 1e-2, 1.0))
         _require_scores(vox_subject, trainer.log_probs(some, "fixed"), some, expected)
 
 
@@ -111,7 +107,7 @@ def test_scores_and_gradients_see_the_same_dropout(vox_subject: Subject, method:
     start, some = stirred(vox_subject.start(plan)), scored()
     with vox_subject.learning(plan, start) as trainer:
         trained, scores = trainer.accumulate(some, 5, NAME), trainer.log_probs(some, NAME, 5)
-        assert relative(scores, trained) < vox_subject.tolerance.logits
+        require_near(vox_subject, scores, trained)
         assert relative(trainer.log_probs(some, NAME, 6), trained) > DROPPED
         assert relative(trainer.log_probs(some, NAME), trained) > DROPPED
         expected = Reference.of(vox_subject.model).log_probs(some, start.adapter)
@@ -129,4 +125,4 @@ def scored() -> Batch:
 def _require_scores(subject: Subject, found: Floats, some: Batch, expected: Doubles) -> None:
     assert (found.dtype, found.shape) == (np.dtype("float32"), some.tokens_T.shape)
     assert not found[~some.scored_T].any(), "not asked for"
-    assert relative(found, expected) < subject.tolerance.logits
+    require_near(subject, found, expected)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from vox_core.contract import ExecutionPlan, Method, Step, TrainState, Update
+from vox_core.contract import ExecutionPlan, Floats, Method, Step, TrainState, Update
 from vox_testing.jobs import batch, curve, documents, stirred
-from vox_testing.subject import NAME, Subject
+from vox_testing.subject import NAME, Subject, learn
 from vox_testing.suite.loss import distance
 from vox_testing.suite.requirements import each_method, trains
 
@@ -49,11 +49,7 @@ def test_states_are_whole(vox_subject: Subject, method: Method) -> None:
     start = vox_subject.start(plan)
     state = vox_subject.train(curve(2), plan, start).state
     assert (state.step, state.adapter.method) == (2, method)
-    given, tensors = start.adapter.tensors(), state.adapter.tensors()
-    assert tensors.keys() == given.keys() == state.moments.keys()
-    for name, value in tensors.items():
-        for array in (value, *state.moments[name]):
-            assert (array.dtype, array.shape) == (np.dtype("float32"), given[name].shape), name
+    require_whole(state, start.adapter.tensors())
     alphas = {path: module.alpha for path, module in state.adapter.modules.items()}
     assert alphas == {path: module.alpha for path, module in start.adapter.modules.items()}
     untouched = [path for path, module in state.adapter.modules.items() if not module.B_OR.any()]
@@ -70,8 +66,7 @@ def test_a_restored_state_is_the_same_to_the_bit(vox_subject: Subject, method: M
         found = trainer.state(NAME)
         require_same(found, state)
         assert (found.step, found.skipped) == (3, 0), "`step` counts updates, `skipped` is 0"
-        trainer.accumulate(batch(documents(1)), 0, NAME)
-        trainer.update(Update(4, 1e-3, 1.0), NAME)
+        learn(trainer, batch(documents(1)), Update(4, 1e-3, 1.0))
         assert trainer.state(NAME).updates == 4
 
 
@@ -83,11 +78,19 @@ def test_a_state_does_not_change_later(vox_subject: Subject) -> None:
     with vox_subject.learning(start=start) as trainer:
         early = trainer.state(NAME)
         kept = early.copy()
-        trainer.accumulate(batch(documents(2)), 0, NAME)
-        trainer.update(Update(2, 1e-2, 1.0), NAME)
+        learn(trainer, batch(documents(2)), Update(2, 1e-2, 1.0))
         assert distance(trainer.state(NAME), kept) > 0
         require_same(early, kept)
     require_same(start, given)
+
+
+def require_whole(state: TrainState, given: Mapping[str, Floats]) -> None:
+    """Require float32 values and moments, in the shapes of `given`."""
+    tensors = state.adapter.tensors()
+    assert tensors.keys() == given.keys() == state.moments.keys()
+    for name, value in tensors.items():
+        for array in (value, *state.moments[name]):
+            assert (array.dtype, array.shape) == (np.dtype("float32"), given[name].shape), name
 
 
 def require_same(found: TrainState, expected: TrainState) -> None:

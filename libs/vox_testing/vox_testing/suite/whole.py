@@ -7,22 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vox_core.contract import (
-    ExecutionPlan,
-    MergeTarget,
-    Method,
-    ModuleShape,
-    TrainState,
-    Update,
-)
+from vox_core.contract import ExecutionPlan, MergeTarget, Method, ModuleShape, TrainState
 from vox_core.weights import WeightFolder
 from vox_testing.jobs import batch, curve, documents, signed, stirred
 from vox_testing.reference import Reference, merged_weight
-from vox_testing.subject import NAME, Subject
-from vox_testing.suite.gradients import gradient, require_gradient
-from vox_testing.suite.load import TOKENS, relative
+from vox_testing.subject import Subject
+from vox_testing.suite.load import TOKENS, relative, require_near
 from vox_testing.suite.merge import FLOAT32
-from vox_testing.suite.optimizer import require_adamw
+from vox_testing.suite.optimizer import require_trained
 from vox_testing.suite.requirements import each_method, loads, merges, needs, trains
 from vox_testing.suite.state import assert_goes_on
 
@@ -42,12 +34,11 @@ def test_whole_tensors_and_the_head_are_loaded(vox_subject: Subject, choice: str
     """In logits and log-probabilities; the base stays what it is."""
     adapter = _start(vox_subject, _plan(vox_subject, choice)).adapter
     reference, some = Reference.of(vox_subject.model), signed(batch(documents(2)))
-    allowed = vox_subject.tolerance.logits
     with vox_subject.loaded(adapter) as model:
         for name, state in (("a", adapter), (None, None)):
-            assert relative(model.logits(TOKENS, name), reference.logits(TOKENS, state)) < allowed
+            require_near(vox_subject, model.logits(TOKENS, name), reference.logits(TOKENS, state))
             expected = reference.log_probs(some, state)
-            assert relative(model.log_probs(some, name), expected) < allowed
+            require_near(vox_subject, model.log_probs(some, name), expected)
 
 
 @loads
@@ -57,7 +48,7 @@ def test_a_streamed_load_has_whole_tensors_and_the_head(vox_subject: Subject, ch
     adapter = _start(vox_subject, _plan(vox_subject, choice)).adapter
     expected = Reference.of(vox_subject.model).logits(TOKENS, adapter)
     with vox_subject.loaded(adapter, streamed=True) as model:
-        assert relative(model.logits(TOKENS, "a"), expected) < vox_subject.tolerance.logits
+        require_near(vox_subject, model.logits(TOKENS, "a"), expected)
 
 
 @trains
@@ -70,16 +61,7 @@ def test_whole_tensors_and_the_head_are_trained(
     """Their log-probabilities, gradients and updates, and the decay of each of them."""
     plan = _plan(vox_subject, choice, method=method)
     start, some = _start(vox_subject, plan), signed(batch(documents(3)))
-    with vox_subject.learning(plan, start) as trainer:
-        expected = Reference.of(vox_subject.model).log_probs(some, start.adapter)
-        found = trainer.accumulate(some, 0, NAME)
-        assert relative(found, expected) < vox_subject.tolerance.logits
-        trainer.discard(NAME)
-        require_gradient(vox_subject, gradient(trainer, some), some, start.adapter)
-        before, update = trainer.state(NAME), Update(2, 1e-3, 1.0, weight_decay=0.1)
-        trainer.accumulate(some, 0, NAME)
-        trainer.update(update, NAME)
-        require_adamw(before, trainer.state(NAME), update)
+    require_trained(vox_subject, plan, start, some)
 
 
 @trains
