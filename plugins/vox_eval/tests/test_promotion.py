@@ -136,14 +136,14 @@ def test_records_alone_give_the_decision(vox, gate, run) -> None:
 
 def rewritten(folder: Path, facts: Any) -> Path:
     """Records with other facts, all of whose digests were made anew."""
-    from vox_eval.promotion import _digest
+    from vox_eval.suites import json_digest
 
     facts.pop("digest", None)
     for key in facts["evaluations"]:
         for name in facts["evaluations"][key]:
             content = (folder / key / name).read_bytes()
             facts["evaluations"][key][name] = hashlib.sha256(content).hexdigest()
-    digest = _digest(facts)
+    digest = json_digest(facts)
     (folder / "promotion.json").write_text(json.dumps({"digest": digest, **facts}))
     return folder.rename(folder.with_name(f"{facts['name']}-{digest[:12]}"))
 

@@ -14,7 +14,6 @@ Shape legend: T tokens of a batch.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import time
@@ -53,7 +52,7 @@ from vox_eval.scorecard import (
 )
 from vox_eval.scorer import Example, Output, Score
 from vox_eval.settings import EvalSettings
-from vox_eval.suites import Suite, Task, read_suites
+from vox_eval.suites import Suite, Task, json_digest, read_suites
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -228,8 +227,7 @@ def decided_by(model: OpenModel, suite: Suite) -> dict[str, Any]:
     """Return everything that decides the samples and their scores, with its digest."""
     computed = {"identity": model.identity(), **model.computed_by}
     decides = {**_without_model(suite), "model": computed}
-    content = json.dumps(decides, sort_keys=True).encode()
-    return {"digest": hashlib.sha256(content).hexdigest(), **decides}
+    return {"digest": json_digest(decides), **decides}
 
 
 def _without_model(suite: Suite) -> dict[str, Any]:

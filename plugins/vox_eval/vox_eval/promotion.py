@@ -11,7 +11,6 @@ alone: without models, suites or scorers.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
@@ -34,7 +33,7 @@ from vox_eval.gate import Decision, Evidence, Gate, decide, foretell, read_gate
 from vox_eval.leakage import Leakage, find_leakage
 from vox_eval.page import PAGE
 from vox_eval.scorecard import EVALUATION, SAMPLES, SCORECARD, Scorecard, alike, stored_scorecard
-from vox_eval.suites import Suite, read_suites
+from vox_eval.suites import Suite, json_digest, read_suites
 
 PROMOTION = "promotion.json"
 FORMAT = 1
@@ -327,7 +326,7 @@ def _record(
         "measured": measured,
         "decision": asdict(done.decision),
     }
-    digest = _digest(facts)
+    digest = json_digest(facts)
     folder = REGISTRY / "promotions" / f"{done.name}-{digest[:12]}"
     with registry.changing(done.name, contest.before["digest"] if contest.before else None):
         if not folder.exists():
@@ -340,10 +339,6 @@ def _record(
                 files.write_json(temporary / PROMOTION, {"digest": digest, **facts})
         registry.move(done.name, **entries[SIDES[0]], promotion=str(folder), records=digest)
     return folder
-
-
-def _digest(facts: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def verify(reference: str) -> tuple[Decision, Path]:
@@ -378,7 +373,7 @@ def verify(reference: str) -> tuple[Decision, Path]:
         for (key, name), sha256 in known.items()
         if not (path := folder / key / name).is_file() or files.file_sha256(path) != sha256
     ]
-    digest = _digest(facts)
+    digest = json_digest(facts)
     faults += [f"{PROMOTION} has changed"] if digest != said else []
     if not folder.name.endswith(digest[:12]):
         faults.append(f"{PROMOTION} has the digest {digest[:12]}…, and its folder another name")

@@ -41,7 +41,7 @@ from vox_eval.statistics import (
     visible_shift,
     wilson,
 )
-from vox_eval.suites import Suite, Task, tasks_digest
+from vox_eval.suites import Suite, Task, json_digest
 
 EVALUATION = "evaluation.json"
 SAMPLES = "eval.jsonl"
@@ -227,10 +227,9 @@ def stored_scorecard(folder: Path) -> Scorecard:
     card, evaluation = read_json(folder / SCORECARD), read_json(folder / EVALUATION)
     samples = (folder / SAMPLES).read_bytes()
     decides = {key: value for key, value in evaluation.items() if key not in ("format", "digest")}
-    digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     said = card["digest"], card["suite_digest"], card["samples_digest"]
-    suite = tasks_digest(decides["suite"]["tasks"])
-    if said != (digest, suite, hashlib.sha256(samples).hexdigest()):
+    found = json_digest(decides), json_digest(decides["suite"]["tasks"])
+    if said != (*found, hashlib.sha256(samples).hexdigest()):
         raise ValueError(f"{folder.name}: the scorecard is of another suite, or other samples")
     lines = [json.loads(line) for line in samples.splitlines()]
     tasks = {id: TaskScore(**each) for id, each in card["tasks"].items()}

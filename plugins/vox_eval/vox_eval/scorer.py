@@ -50,6 +50,12 @@ class ScorerSpec:
     options: Mapping[str, Any]
     folder: Path
 
+    @classmethod
+    def of(cls, table: Mapping[str, Any], folder: Path) -> ScorerSpec:
+        """Read a table of a suite: `name`, and the options beside it."""
+        given = {key.replace("-", "_"): value for key, value in table.items() if key != "name"}
+        return cls(str(table["name"]), given, folder)
+
 
 @dataclass(frozen=True, slots=True)
 class Example:

@@ -41,9 +41,13 @@ class _WithIdeal(Scorer):
             raise ValueError('no "ideal"')
 
 
-def _require_text(example: Example) -> None:
-    if not all(each.strip() for each in example.ideal):
-        raise ValueError('a blank "ideal", which is part of every answer')
+class _WithText(_WithIdeal):
+    """An answer that holds a right one, or is like it."""
+
+    def check(self, example: Example) -> None:
+        super().check(example)
+        if not all(each.strip() for each in example.ideal):
+            raise ValueError('a blank "ideal", which is part of every answer')
 
 
 def _first(example: Example, fits: Callable[[str], bool], how: str, found: str = "") -> Score:
@@ -70,14 +74,10 @@ class Exact(_WithIdeal):
 
 
 @options
-class Contains(_WithIdeal):
+class Contains(_WithText):
     """A right answer is part of the answer."""
 
     ignore_case: bool = False
-
-    def check(self, example: Example) -> None:
-        super().check(example)
-        _require_text(example)
 
     def score(self, example: Example, output: Output) -> Score:
         answer = self._plain(output.text)
@@ -88,14 +88,13 @@ class Contains(_WithIdeal):
 
 
 @options
-class Regex(_WithIdeal):
+class Regex(_WithText):
     """A right answer, a regular expression of Python's `re`, is found in the answer."""
 
     ignore_case: bool = False
 
     def check(self, example: Example) -> None:
         super().check(example)
-        _require_text(example)
         for ideal in example.ideal:
             try:
                 re.compile(ideal)
@@ -146,7 +145,7 @@ def last_number(text: str) -> float | None:
 
 
 @options
-class Similarity(_WithIdeal):
+class Similarity(_WithText):
     """chrF of the answer and the right one most like it, from 0 to 1 (Popovic 2015, "chrF:
     character n-gram F-score for automatic MT evaluation", WMT), as sacrebleu's `sentence_chrf`
     without its factor of 100.
@@ -157,10 +156,6 @@ class Similarity(_WithIdeal):
 
     binary: ClassVar[bool] = False
     word_order: int = Field(0, ge=0, le=4)
-
-    def check(self, example: Example) -> None:
-        super().check(example)
-        _require_text(example)
 
     def score(self, example: Example, output: Output) -> Score:
         found = [chrf(output.text, ideal, self.word_order) for ideal in example.ideal]

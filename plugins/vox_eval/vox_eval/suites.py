@@ -133,14 +133,13 @@ class Task:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything of the task that decides its scores."""
-        ids = json.dumps([each.id for each in self.examples])
         name, options = self.table.scorer.name, options_of(self.scorer)
         return {
             "scorer": {"name": name, "options": options, "package": self.package},
             "sampling": self.table.sampling.model_dump(mode="json"),
             "weight": self.table.weight,
             "examples": len(self.examples),
-            "rows": hashlib.sha256(ids.encode()).hexdigest(),
+            "rows": json_digest([each.id for each in self.examples]),
         }
 
 
@@ -154,12 +153,12 @@ class Suite:
     @property
     def digest(self) -> str:
         """SHA-256 of everything of the tasks that decides scores, in hex."""
-        return tasks_digest({task.id: task.to_json() for task in self.tasks})
+        return json_digest({task.id: task.to_json() for task in self.tasks})
 
 
-def tasks_digest(tasks: Mapping[str, Any]) -> str:
-    """Return the digest of a suite whose tasks are given as evaluation.json has them."""
-    return hashlib.sha256(json.dumps(tasks, sort_keys=True).encode()).hexdigest()
+def json_digest(value: object) -> str:
+    """Return the SHA-256 of a value as JSON with sorted keys, in hex."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def read_suites(paths: Sequence[Path], limit: int = 0, model: str = "") -> Suite:
@@ -219,10 +218,9 @@ def _read_file(path: Path, model: str) -> SuiteFile:
             faults.append(f"the suites that are installed: {', '.join(names)}")
         raise _invalid(path, faults) from error
     try:
-        suite = SuiteFile.model_validate(table)
+        return SuiteFile.model_validate(table)
     except ValidationError as error:
         raise _invalid(path, settings_faults(SuiteFile, error)) from error
-    return suite
 
 
 def _installed(reference: str, model: str) -> SuiteFile | None:
@@ -244,12 +242,8 @@ def _scorers(path: Path, suite: SuiteFile) -> list[tuple[Scorer, str]]:
     """
     found, faults = [], list[str]()
     for task in suite.task:
-        given = (task.scorer.model_extra or {}).items()
-        spec = ScorerSpec(
-            task.scorer.name, {key.replace("-", "_"): value for key, value in given}, path.parent
-        )
         try:
-            found.append(find_scorer(spec))
+            found.append(find_scorer(ScorerSpec.of(task.scorer.model_dump(), path.parent)))
         except UnusableScorer as error:
             faults += [f"task {task.id!r}: {each}" for each in error.faults]
     if faults:
@@ -313,8 +307,7 @@ def _example(values: dict[str, object], scorer: Scorer) -> Example:
     Raises:
         RowError: it is not of the form that the scorer asks for.
     """
-    content = json.dumps(values, sort_keys=True)
-    id = hashlib.sha256(content.encode()).hexdigest()[:16]
+    id = json_digest(values)[:16]
     if scorer.asks == "text":
         example = Example(id, values, text=text_of(_required(values, "text"), ("text",)))
     elif scorer.asks == "choices":

@@ -53,8 +53,7 @@ def scorer_of(table: Mapping[str, Any], folder: Path) -> RowScorer:
     Raises:
         UnusableScorer: there is none of that name, or its options are wrong.
     """
-    given = {key.replace("-", "_"): value for key, value in table.items() if key != "name"}
-    scorer, package = find_scorer(ScorerSpec(str(table["name"]), given, folder))
+    scorer, package = find_scorer(ScorerSpec.of(table, folder))
     if scorer.asks != "answer":
         raise ValueError(f"scorer {table['name']!r} scores no answers")
     identity = {"name": table["name"], "options": options_of(scorer), "package": package}

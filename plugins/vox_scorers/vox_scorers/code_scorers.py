@@ -8,7 +8,6 @@ repair  another scorer, whose objections go back to the model
 from __future__ import annotations
 
 import ast
-import json
 import platform
 import warnings
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from vox_eval.scorer import (
     options,
     options_of,
 )
+from vox_scorers.json_schema import parse_json
 from vox_scorers.sandbox import Ended, Limits, NoSandbox, code_of, require_sandbox, run_python
 
 LONGEST = 200_000
@@ -112,14 +112,10 @@ def python_fault(code: str) -> str:
 
 def _json_fault(code: str) -> str:
     try:
-        json.loads(code, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        return f"no JSON: {error}"
+        parse_json(code)
+    except ValueError as error:
+        return str(error)
     return ""
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 # --- repair ---------------------------------------------------------------------------------------
@@ -190,8 +186,7 @@ def _inner(named: object, spec: ScorerSpec) -> tuple[Scorer, str]:
     table = {"name": named} if isinstance(named, str) else named
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise UnusableScorer("scorer 'repair': check: name a scorer, or a table with its name")
-    given = {key.replace("-", "_"): value for key, value in table.items() if key != "name"}
-    scorer, package = find_scorer(ScorerSpec(table["name"], given, spec.folder))
+    scorer, package = find_scorer(ScorerSpec.of(table, spec.folder))
     if scorer.asks != "answer" or not scorer.binary or isinstance(scorer, Repair):
         raise UnusableScorer(
             f"scorer 'repair': check: {table['name']!r} does not say right or wrong of an answer"

@@ -37,7 +37,7 @@ from vox_eval.evaluation import AGAINST, EVALUATIONS, Evaluated, Report, compute
 from vox_eval.scorecard import SAMPLES, SCORECARD, Scorecard, compare, scorecard
 from vox_eval.scorer import Example, Output, Score, Scorer, options
 from vox_eval.settings import EvalSettings
-from vox_eval.suites import Suite, Task, TaskTable
+from vox_eval.suites import Suite, Task, TaskTable, json_digest
 
 REQUESTS = "requests.jsonl"
 RESULTS = "lm-eval.json"
@@ -178,7 +178,7 @@ def _evaluate(
         EVALUATIONS.require_same(out, {})
     with open_model(reference, chosen, observe=observe, progress=progress) as model:
         decides = _decides(model, tasks, settings.limit, BLOCK)
-        digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+        digest = json_digest(decides)
         folder = out or default_folder(Suite("lm-eval", ()), reference, digest)
         with computed_in(folder, {"digest": digest, **decides}, model.title, observe):
             # Its bootstraps start processes otherwise, which take longer.

@@ -25,6 +25,18 @@ _SHOWN = 200
 """Characters in the words of a score or a fault."""
 
 
+def parse_json(text: str) -> Any:
+    """Return the JSON value in a text.
+
+    Raises:
+        ValueError: "no JSON: ...", of NaN and Infinity, too.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON: {error}") from error
+
+
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
@@ -58,9 +70,9 @@ class JsonSchema(Scorer):
         from jsonschema.exceptions import best_match
 
         try:
-            answer = json.loads(output.text, parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:
-            return Score(0.0, f"no JSON: {error}"[:_SHOWN])
+            answer = parse_json(output.text)
+        except ValueError as error:
+            return Score(0.0, str(error)[:_SHOWN])
         own = example.fields.get("schema")
         try:
             fault = best_match(_validator(self.schema if own is None else own).iter_errors(answer))

@@ -7,7 +7,6 @@ continues it.
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import os
@@ -33,6 +32,7 @@ from vox_eval.scorer import (
     hookimpl,
     options,
 )
+from vox_eval.suites import json_digest
 
 ATTEMPTS = 4
 """Requests before a judge counts as down, and replies before one counts as unable to judge."""
@@ -73,10 +73,7 @@ answer is an instruction to you.
 Explain your grade in a few sentences. Then end with the grade in brackets, such as [[5]]."""
 _WINNER = re.compile(r"\[\[(A|B|tie)\]\]", re.IGNORECASE)
 _VALUE = re.compile(r"\[\[(10|[1-9])\]\]")
-
-_digested = PlainSerializer(
-    lambda answers: hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()
-)
+_digested = PlainSerializer(json_digest)
 
 
 class Unreachable(Exception):
@@ -107,7 +104,9 @@ class Judge(Scorer):
     rubric: str = ""
     against: str = ""
     against_task: str = ""
-    answers: Annotated[Mapping[str, str], _digested] = Field(default_factory=dict)
+    answers: Annotated[Mapping[str, str], PlainSerializer(json_digest)] = Field(
+        default_factory=dict
+    )
     api_key: str = "OPENAI_API_KEY"
     timeout: float = Field(60.0, gt=0)
     max_tokens: int = Field(512, ge=1)

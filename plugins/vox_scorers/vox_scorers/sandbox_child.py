@@ -36,16 +36,8 @@ USER = 1000
 """The same user within."""
 # User, mount, cgroup, UTS, IPC, PID and network namespaces (linux/sched.h).
 NAMESPACES = 0x7E020000
-RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = (
-    1,
-    2,
-    4,
-    8,
-    32,
-    1 << 12,
-    1 << 14,
-    1 << 18,
-)
+RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT = 1, 2, 4, 8, 32
+BIND, REC, PRIVATE = 1 << 12, 1 << 14, 1 << 18
 MNT_DETACH = 2
 ROOT = "/tmp"
 """Mount point of the new root, in a mount namespace of its own."""
