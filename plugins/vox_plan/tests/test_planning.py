@@ -338,7 +338,8 @@ def test_the_refusal_names_settings_that_fit(tiny, settings, free, monkeypatch):
     free(None, forecast(prepared).prediction.peak // 2)
     frugal = Option("none", True, 512, 10**6)
     monkeypatch.setattr(memory_forecast, "alternatives", lambda prepared: [frugal])
-    error = memory_forecast.refusal(prepared, forecast(prepared), resumed=True)
+    resumed = replace(prepared, previous=object())
+    error = memory_forecast.refusal(resumed, forecast(resumed))
     assert "this fits: --gradient-checkpointing --micro-batch-tokens 512" in error.remedy
 
 
@@ -412,9 +413,9 @@ def test_the_warning_names_settings_that_fit(tiny, settings, free):
     prepared = plan_run(wide, only_planned=True)
     peak = forecast(prepared).prediction.peak
     free(peak)
-    assert memory_forecast.shortage(prepared, forecast(prepared), resumed=False) is None
+    assert memory_forecast.shortage(prepared, forecast(prepared)) is None
     free(peak - 1)
-    said = memory_forecast.shortage(prepared, forecast(prepared), resumed=False)
+    said = memory_forecast.shortage(prepared, forecast(prepared))
     assert "--micro-batch-tokens " in said
     assert f"{peak / 1e9:.1f} GB at the peak" in said
 

@@ -50,7 +50,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def prepared(tiny, settings) -> Callable[..., RunPlan]:
-    return lambda **given: plan_run(settings(tiny("llama"), **given))
+    return lambda **given: plan_run(settings(tiny("llama"), tune_budget="full", **given))
 
 
 @pytest.fixture
@@ -79,15 +79,14 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[ExecutionPla
     return script
 
 
-def found(prepared: RunPlan, settings, **given: object) -> tuple[Tuned, list[str]]:
+def found(prepared: RunPlan) -> tuple[Tuned, list[str]]:
     told: list[str] = []
-    asked = settings(Path("any"), tune_budget="full", **given)
-    return tuning.search(prepared, asked, told.append), told
+    return tuning.search(prepared, told.append), told
 
 
-def test_the_fastest_wins_and_knobs_are_tried_with_it(prepared, settings, scripted):
+def test_the_fastest_wins_and_knobs_are_tried_with_it(prepared, scripted):
     tried = scripted(lambda tokens, tuning: 4000 / tokens + (0 if tuning.get("threads") else 1))
-    answer, told = found(prepared(), settings)
+    answer, told = found(prepared())
     assert (answer.micro_batch_tokens, answer.tuning) == (8192, {"threads": "half"})
     assert [plan.tuning for plan in tried[5:]] == [
         {"threads": "half"},
@@ -100,12 +99,12 @@ def test_the_fastest_wins_and_knobs_are_tried_with_it(prepared, settings, script
 
 
 @pytest.mark.parametrize("wins", ["a knob", "tokens"])
-def test_what_wins_by_less_than_the_scatter_stays(wins, prepared, settings, scripted):
+def test_what_wins_by_less_than_the_scatter_stays(wins, prepared, scripted):
     def other(tokens: int, tuning: Mapping[str, str]) -> bool:
         return bool(tuning) if wins == "a knob" else tokens == 4096
 
     scripted(lambda tokens, tuning: 0.97 if other(tokens, tuning) else 1.0)
-    answer, _ = found(prepared(), settings)
+    answer, _ = found(prepared())
     assert (answer.micro_batch_tokens, answer.tuning) == (2048, {})
 
 
@@ -120,10 +119,10 @@ def test_what_wins_by_less_than_the_scatter_stays(wins, prepared, settings, scri
     ],
 )
 def test_other_numbers_and_what_is_short_of_memory_are_thrown_out(
-    taken, reason, prepared, settings, scripted
+    taken, reason, prepared, scripted
 ):
     scripted(lambda tokens, tuning: taken if tokens == 4096 or tuning else 1.0)
-    answer, told = found(prepared(), settings)
+    answer, told = found(prepared())
     assert answer.micro_batch_tokens == 2048 and answer.tuning == {}
     assert answer.refused == dict.fromkeys(
         ("4096 tokens at once", "threads half", "layout padded"), reason
@@ -131,20 +130,20 @@ def test_other_numbers_and_what_is_short_of_memory_are_thrown_out(
     assert sum("thrown out" in line for line in told) == 3
 
 
-def test_what_was_asked_for_is_not_tried_otherwise(prepared, settings, scripted):
+def test_what_was_asked_for_is_not_tried_otherwise(prepared, scripted):
     seen: list[int] = []
     scripted(lambda tokens, tuning: seen.append(tokens) or 4000 / tokens)
-    answer, _ = found(prepared(micro_batch_tokens=512), settings, micro_batch_tokens=512)
+    answer, _ = found(prepared(micro_batch_tokens=512))
     assert set(seen) == {ALONE, 512} and answer.micro_batch_tokens == 512
     scripted(lambda tokens, tuning: tokens)
-    answer, _ = found(prepared(micro_batch_tokens=512), settings, micro_batch_tokens=512)
+    answer, _ = found(prepared(micro_batch_tokens=512))
     assert answer.micro_batch_tokens == 512
 
 
-def test_with_dropout_no_other_tokens_at_once_are_tried(prepared, settings, scripted):
+def test_with_dropout_no_other_tokens_at_once_are_tried(prepared, scripted):
     seen: list[int] = []
     tried = scripted(lambda tokens, tuning: seen.append(tokens) or (0.5 if tuning else tokens))
-    answer, _ = found(prepared(dropout=0.1), settings)
+    answer, _ = found(prepared(dropout=0.1))
     assert set(seen) == {ALONE, 2048}
     assert (answer.micro_batch_tokens, answer.tuning) == (2048, {"threads": "half"})
     assert [p.contract.adapter.dropout for p in tried] == [0.0, 0.1, 0.1, 0.1]
@@ -154,7 +153,7 @@ def test_an_answer_changes_no_tokens_at_once_of_a_plan_with_dropout(tiny, settin
     asked = settings(tiny("llama"), dropout=0.1)
     ready = plan_run(asked, tell=print)
     tuning_cache.store(
-        tuning_cache.cache_key(ready, asked),
+        tuning_cache.cache_key(ready),
         Tuned(64, {"threads": "half"}, tokens_per_second=2, untuned=1),
     )
     used = with_advice(ready, print).execution
@@ -162,16 +161,14 @@ def test_an_answer_changes_no_tokens_at_once_of_a_plan_with_dropout(tiny, settin
     assert cached(ready).micro_batch_tokens == 2048
 
 
-def test_a_backend_whose_numbers_are_others_with_more_documents_is_named(
-    prepared, settings, scripted
-):
+def test_a_backend_whose_numbers_are_others_with_more_documents_is_named(prepared, scripted):
     scripted(lambda tokens, _: 1.0 if tokens == ALONE else Timing((0.5,), 1.0, 2.0))
-    answer, told = found(prepared(micro_batch_tokens=512), settings, micro_batch_tokens=512)
+    answer, told = found(prepared(micro_batch_tokens=512))
     assert answer.refused["512 tokens at once"] == "gradient norm 2, expected 1"
     assert any("512 tokens at once: thrown out" in line for line in told)
 
 
-def test_what_would_not_fit_into_memory_is_not_tried(prepared, settings, scripted, monkeypatch):
+def test_what_would_not_fit_into_memory_is_not_tried(prepared, scripted, monkeypatch):
     seen: list[int] = []
     scripted(lambda tokens, tuning: seen.append(tokens) or 1.0)
     real = tuning.forecast
@@ -184,7 +181,7 @@ def test_what_would_not_fit_into_memory_is_not_tried(prepared, settings, scripte
         return replace(real(prepared), free=limit.prediction.peak * 2 if little else 1)
 
     monkeypatch.setattr(tuning, "forecast", forecast)
-    found(prepared(), settings)
+    found(prepared())
     assert set(seen) == {ALONE, 512, 1024, 2048}
 
 
@@ -212,7 +209,7 @@ def answered(prepared, settings, cache) -> Callable[..., None]:
     def answer(base: Path, **given: object) -> None:
         asked = settings(base, **given)
         kept = Tuned(1024, {"layout": "padded"}, 100.0, 50.0)
-        tuning_cache.store(tuning_cache.cache_key(plan_run(asked), asked), kept)
+        tuning_cache.store(tuning_cache.cache_key(plan_run(asked)), kept)
 
     return answer
 
@@ -261,7 +258,7 @@ def test_the_question_is_the_shape_and_not_the_data(tiny, settings, tmp_path):
 
     def question(family: str = "llama", **given: object) -> str:
         asked = settings(tiny(family), **given)
-        return tuning_cache.cache_key(plan_run(asked), asked)
+        return tuning_cache.cache_key(plan_run(asked))
 
     same = {question(), question(data=[other]), question(lr=1.0), question(max_steps=9)}
     others = [
@@ -305,10 +302,10 @@ def test_measuring_stops_when_its_time_is_over(prepared, monkeypatch):
     assert over.tokens <= 200
 
 
-def test_no_candidate_is_begun_when_the_time_is_over(prepared, settings, scripted, monkeypatch):
+def test_no_candidate_is_begun_when_the_time_is_over(prepared, scripted, monkeypatch):
     tried = scripted(lambda tokens, tuning: 1.0)
     monkeypatch.setattr(Stopwatch, "over", True)
-    found(prepared(), settings)
+    found(prepared())
     assert len(tried) == 1
 
 
@@ -378,7 +375,7 @@ def test_an_interrupt_is_an_exit_with_130(tiny, settings, in_step):
 
 def test_a_step_that_is_not_finite_is_no_measurement(prepared, settings, in_step):
     in_step(math.nan, lambda plan, step: step == 2 and bool(plan.tuning))
-    answer, _ = found(prepared(micro_batch_tokens=512), settings, micro_batch_tokens=512)
+    answer, _ = found(prepared(micro_batch_tokens=512))
     why = "the loss or the gradient of a measured step is not finite"
     assert answer.refused == {"threads half": why, "layout padded": why}
 
@@ -387,7 +384,7 @@ def test_a_step_that_is_not_finite_is_no_measurement(prepared, settings, in_step
 def test_a_reference_that_is_not_finite_is_an_error(prepared, settings, in_step, number):
     in_step(math.nan, lambda plan, step: step == number)
     with pytest.raises(TrainingError) as caught:
-        found(prepared(micro_batch_tokens=512), settings, micro_batch_tokens=512)
+        found(prepared(micro_batch_tokens=512))
     assert caught.value.code == "VOX-T001"
 
 

@@ -35,8 +35,7 @@ def vox_advise(plan: RunPlan, tell: Tell) -> Advice:
     if tunable(plan) and plan.settings.tune == "refresh":
         if hopeless := _refusal(plan, forecast(plan)):  # measuring takes steps
             raise hopeless
-        tuned = search(plan, plan.settings, tell)
-        tuning_cache.store(tuning_cache.cache_key(plan, plan.settings), tuned)
+        tuning_cache.store(tuning_cache.cache_key(plan), search(plan, tell))
     used = cached(plan)
     planned = plan if used is None else _with(used, plan)
     seen = forecast(planned)
@@ -88,11 +87,11 @@ def _with(tuned: Tuned, plan: RunPlan) -> RunPlan:
 def _refusal(plan: RunPlan, seen: MemoryForecast) -> PlanError | None:
     if plan.settings.allow_overcommit or not seen.hopeless:
         return None
-    return refusal(plan, seen, resumed=not plan.fresh)
+    return refusal(plan, seen)
 
 
 def _notices(plan: RunPlan, used: Tuned | None, seen: MemoryForecast) -> Iterator[Notice]:
     if used:
         yield Notice(f"{used}, which was measured to be the fastest here")
-    if short := shortage(plan, seen, resumed=not plan.fresh):
+    if short := shortage(plan, seen):
         yield Notice(short, "warning")

@@ -11,10 +11,9 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vox_core.api.generating import cache_bytes, most_rows
-from vox_core.api.models import Weights, positions, quantised_modules
+from vox_core.api.models import positions, quantised_modules
 from vox_core.api.plans import (
     Device,
     MemoryProfile,
@@ -238,8 +237,8 @@ def suggest(
     )
 
 
-def refusal(run: RunPlan, seen: MemoryForecast, *, resumed: bool) -> PlanError:
-    """P004, with settings that fit; `resumed`: what the run computes cannot change any more."""
+def refusal(run: RunPlan, seen: MemoryForecast) -> PlanError:
+    """P004, with settings that fit."""
     assert seen.total is not None
     return PlanError(
         "P004",
@@ -249,19 +248,19 @@ def refusal(run: RunPlan, seen: MemoryForecast, *, resumed: bool) -> PlanError:
         expected=f"at most {gigabytes(round(OVERESTIMATE * seen.total))}: the device's "
         f"{gigabytes(seen.total)}{_of_each(run)}, and {OVERESTIMATE - 1:.0%} for the error of the "
         "prediction",
-        remedy=f"{_way_out(run, seen, resumed)}; --allow-overcommit trains all the same",
+        remedy=f"{_way_out(run, seen)}; --allow-overcommit trains all the same",
     )
 
 
-def shortage(run: RunPlan, seen: MemoryForecast, *, resumed: bool) -> str | None:
-    """The warning where more is predicted than is free; `resumed` as for `refusal`."""
+def shortage(run: RunPlan, seen: MemoryForecast) -> str | None:
+    """The warning where more is predicted than is free."""
     if seen.fits is not False or seen.limit is None:
         return None
     where = f"{gigabytes(seen.limit)} {'free' if seen.free is not None else 'in all'}"
     where += _of_each(run)
     return (
         f"memory may run out: about {gigabytes(seen.prediction.peak)} at the peak, and "
-        f"{run.execution.device} has {where}; {_way_out(run, seen, resumed)}; see `vox plan`"
+        f"{run.execution.device} has {where}; {_way_out(run, seen)}; see `vox plan`"
     )
 
 
@@ -270,16 +269,17 @@ def gigabytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
-def _way_out(run: RunPlan, seen: MemoryForecast, resumed: bool) -> str:
-    """Settings that fit into the free memory, or else into all of it."""
+def _way_out(run: RunPlan, seen: MemoryForecast) -> str:
+    """Settings that fit into the free memory, or else into all of it. What a resumed run computes
+    cannot change any more."""
     contract, grid = run.contract, alternatives(run)
-    if resumed:
+    if not run.fresh:
         grid = [option for option in grid if _may_change_to(option, run)]
     sizes = [size for size in (seen.limit, seen.total) if size is not None]
     found = next((fit for size in sizes if (fit := suggest(grid, size, contract.quant))), None)
     if found:
         return f"this fits: {found.flags(contract.quant)} ({gigabytes(found.peak)})"
-    if resumed:
+    if not run.fresh:
         return "no setting that a resumed run may change makes it fit"
     processes = run.settings.processes
     able = processes > 1 and run.inputs.backend.manifest.capabilities.sharding
@@ -388,25 +388,14 @@ def _batch(run: RunPlan, tokens: int) -> WorstCase:
 
 
 def _quants(run: RunPlan) -> Collection[Quant]:
-    weights = run.inputs.weights
+    """The backend's quantisations that are possible for the model."""
+    weights, config = run.inputs.weights, run.inputs.config
     if run.settings.shard:
         return {run.contract.quant}
-    has = run.inputs.backend.manifest.capabilities.quantisations
-    whole = run.contract.adapter.method == "full"
-    saved = tuple(weights.tensors if whole else run.execution.saved.values())
-    return _possible(has, weights, run.inputs.config, saved)
-
-
-def _possible(
-    has: Collection[Quant], weights: Weights, config: Mapping[str, Any], saved: Collection[str]
-) -> Collection[Quant]:
-    """Filter a backend's quantisations by those possible for the model.
-
-    Args:
-        saved: names of the tensors that are trained whole.
-    """
     if weights.quant != "none":
         return {weights.quant}
+    full = run.contract.adapter.method == "full"
+    saved = weights.tensors if full else run.execution.saved.values()
     experts, model_type = find_experts(config, weights.tensors), str(config.get("model_type"))
 
     def possible(quant: Quant) -> bool:
@@ -414,6 +403,7 @@ def _possible(
         whole = experts or any(module.tensor in saved for module in modules.values())
         return not (whole or any(width_faults(quant, modules)))
 
+    has = run.inputs.backend.manifest.capabilities.quantisations
     return tuple(quant for quant in has if quant == "none" or possible(quant))
 
 

@@ -116,7 +116,7 @@ def _report(
         assumed=None if there else {"documents": len(train), "tokens": len(train[0])},
         steps=steps,
         adapter=AdapterPlan(adapter.method, adapter.rank, len(made.modules), run.trained_elements),
-        speed=speed(run, steps, took, tuned, run.run.path.parent) if _has_speed(run) else None,
+        speed=speed(run, steps, took, tuned) if _has_speed(run) else None,
         memory=MemoryPlan(
             seen.prediction.peak,
             asdict(seen.prediction),
@@ -200,7 +200,7 @@ def _steps(run: RunPlan, batch: WorstCase, there: bool) -> StepPlan:
         largest=batch._asdict(),
         work=_work(run) if there and not answers else None,
         answers=answers,
-        validations=_validations(run, run.settings.eval_every) if there else 0,
+        validations=_validations(run) if there else 0,
     )
 
 
@@ -219,11 +219,11 @@ def _work(run: RunPlan) -> Work:
     return Work(epochs, taken, tokens, trained)
 
 
-def _validations(run: RunPlan, every: int) -> int:
+def _validations(run: RunPlan) -> int:
     """Before the first step, and as `--eval-every` says."""
     if run.data.valid is None:
         return 0
-    total = run.contract.total_steps
+    total, every = run.contract.total_steps, run.settings.eval_every
     return 1 + sum(plans.is_validated(step, total, every) for step in range(1, total + 1))
 
 

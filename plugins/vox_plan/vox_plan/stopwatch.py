@@ -147,8 +147,9 @@ class Stopwatch:
         Raises:
             VoxError: whatever the backend cannot do under this plan; a step was not finite.
         """
-        order = [*budgets] * rounds
-        log = self._train(plan, order)
+        order, log = [*budgets] * rounds, StepLog()
+        enough = lambda: self.over and len(log.steps) > 1  # noqa: E731
+        run_steps(self._run, plan, list(self._steps(order)), log, enough)
         if self.paths is None and plan.contract == self._run.contract:
             self.paths = log.paths  # of the plan as it stands, which goes first
         timed: dict[int, Timing] = {}
@@ -158,12 +159,6 @@ class Stopwatch:
                 seconds = tuple(done.seconds for done in steps)
                 timed[budget] = Timing(seconds, steps[0].loss, steps[0].grad_norm, log.warning)
         return timed
-
-    def _train(self, plan: ExecutionPlan, order: Sequence[int]) -> StepLog:
-        log = StepLog()
-        enough = lambda: self.over and len(log.steps) > 1  # noqa: E731
-        run_steps(self._run, plan, list(self._steps(order)), log, enough)
-        return log
 
     def _steps(self, order: Sequence[int]) -> Iterator[Step]:
         for number, budget in enumerate(order, start=1):
@@ -233,18 +228,20 @@ def _skipped(step: StepSkipped) -> TrainingError:
 
 def _first_documents(run: RunPlan) -> list[Document]:
     """Return the documents of the first steps, about `TOKENS` tokens of them."""
-    contract, documents = run.contract, run.data.train
-    chosen: list[Document] = []
-    tokens = 0
-    for step in range(1, plans.steps_for(len(documents), contract.batch_size, 1) + 1):
-        indices = plans.documents_in_step(documents, contract.batch_size, contract.seed, step)
-        for index in indices.tolist():
-            document = documents[index]
+    chosen, tokens = list[Document](), 0
+    for step in range(1, plans.steps_for(len(run.data.train), run.contract.batch_size, 1) + 1):
+        for document in _documents(run, step):
             if chosen and tokens + len(document) > TOKENS:
                 return chosen
             chosen.append(document)
             tokens += len(document)
     return chosen
+
+
+def _documents(run: RunPlan, step: int) -> list[Document]:
+    contract, documents = run.contract, run.data.train
+    indices = plans.documents_in_step(documents, contract.batch_size, contract.seed, step)
+    return [documents[index] for index in indices.tolist()]
 
 
 # --- the time of a run ----------------------------------------------------------------------------
@@ -288,13 +285,13 @@ def measure(run: RunPlan, tell: Tell) -> Measured:
 
 
 def speed(
-    run: RunPlan, steps: StepPlan, measured: Measured | None, tuned: Tuned | None, runs: Path
+    run: RunPlan, steps: StepPlan, measured: Measured | None, tuned: Tuned | None
 ) -> SpeedPlan | None:
-    """From the steps just measured, or from tuning, or from the newest run like it in `runs`; None
+    """From the steps just measured, or from tuning, or from the newest run like it beside it; None
     if there is none of them."""
     tokens = steps.work.tokens if steps.work else None
     if measured is None and tuned is None:
-        return _earlier(run, tokens, runs)
+        return _earlier(run, tokens)
     plan = _tuned(tuned, tokens) if tuned else SpeedPlan(0.0)
     if measured is None:
         return plan
@@ -314,13 +311,13 @@ def speed(
     )
 
 
-def _earlier(run: RunPlan, tokens: int | None, runs: Path) -> SpeedPlan | None:
+def _earlier(run: RunPlan, tokens: int | None) -> SpeedPlan | None:
     """The tokens/s of a run of the same model, backend, device and precision: of the newest runs,
     the one with most steps, as the first ones of a run are slow."""
     plan = run.execution
     wanted = (run.inputs.model.id, plan.backend, plan.device, plan.dtype, plan.contract.quant)
     longest: Summary | None = None
-    for folder in _newest(runs):
+    for folder in _newest(run.run.path.parent):
         with suppress(AdapterError):
             found = read_run(folder)
             same = (found.model, found.backend, found.device, found.dtype, found.quant) == wanted
@@ -377,11 +374,9 @@ def _measured(log: StepLog, valid: Sequence[Batch]) -> Measured:
 
 
 def _steps(run: RunPlan, total: int) -> Iterator[Step]:
-    plan, contract, documents = run.execution, run.contract, run.data.train
+    plan = run.execution
     for number in range(1, total + 1):
-        indices = plans.documents_in_step(documents, contract.batch_size, contract.seed, number)
-        chosen = [documents[index] for index in indices.tolist()]
-        batches, weight = plans.cut(chosen, plan.micro_batch_tokens, plan.packing)
+        batches, weight = plans.cut(_documents(run, number), plan.micro_batch_tokens, plan.packing)
         # Of the first, whose validation is as warm as those of the run.
         evaluate = number == 1 and run.data.valid is not None
         yield Step(number, batches, total_weight=weight, lr=0.0, evaluate=evaluate)

@@ -14,19 +14,16 @@ with the plan as it stands, with it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TypeAlias
 
-from vox_core.api.plans import RunPlan, TrainSettings, fixed_micro_batch
+from vox_core.api.plans import RunPlan, Tell, fixed_micro_batch
 from vox_core.contract import ExecutionPlan
 from vox_core.errors import VoxError
 from vox_plan.memory_forecast import forecast
 from vox_plan.stopwatch import ALONE, Stopwatch, Timing, disagreement, undropped
 from vox_plan.tuning_cache import Tuned
-
-Tell: TypeAlias = Callable[[str], None]
 
 MARGIN = 1.05
 """Speed-up that a candidate must show: the scatter seen between two runs of the same."""
@@ -56,7 +53,7 @@ EFFORTS: Mapping[str, Effort] = {
 }
 
 
-def search(run: RunPlan, settings: TrainSettings, tell: Tell) -> Tuned:
+def search(run: RunPlan, tell: Tell) -> Tuned:
     """Measure the candidates that the budget allows, and choose.
 
     Args:
@@ -65,8 +62,8 @@ def search(run: RunPlan, settings: TrainSettings, tell: Tell) -> Tuned:
     Raises:
         VoxError: the plan as it stands cannot be carried out.
     """
-    effort = EFFORTS[settings.tune_budget]
-    given = fixed_micro_batch(settings, run.execution)
+    effort = EFFORTS[run.settings.tune_budget]
+    given = fixed_micro_batch(run.settings, run.execution)
     return _Search(run, replace(effort, tokens=()) if given else effort, tell).result()
 
 

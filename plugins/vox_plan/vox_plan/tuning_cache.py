@@ -19,7 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from vox_core.api.files import cache_folder, cache_root, write_json
 from vox_core.api.host import cpus
-from vox_core.api.plans import RunPlan, TrainSettings, fixed_micro_batch, versions
+from vox_core.api.plans import RunPlan, fixed_micro_batch, versions
 from vox_core.contract import ExecutionPlan
 
 _FOLDER = "tuned"
@@ -80,7 +80,7 @@ def store(key: str, tuned: Tuned) -> None:
     write_json(_file(cache_folder(_FOLDER), key), asdict(tuned))
 
 
-def cache_key(run: RunPlan, settings: TrainSettings) -> str:
+def cache_key(run: RunPlan) -> str:
     """SHA-256 of everything that decides which settings are fastest; not of data or free memory."""
     plan = run.execution
     tensors = run.inputs.weights.tensors.values()
@@ -91,7 +91,7 @@ def cache_key(run: RunPlan, settings: TrainSettings) -> str:
         "shape": sorted(shape.items()),
         "model type": str(run.inputs.config.get("model_type")),
         "trained": _trained(plan),
-        "tokens": plan.micro_batch_tokens if fixed_micro_batch(settings, plan) else None,
+        "tokens": plan.micro_batch_tokens if fixed_micro_batch(run.settings, plan) else None,
         "packing": plan.packing,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -128,7 +128,7 @@ def cached(plan: RunPlan) -> Tuned | None:
     """Return the cached tuning for this run; None if there is none, or the run cannot be tuned."""
     if not tunable(plan):
         return None
-    tuned = load(cache_key(plan, plan.settings))
+    tuned = load(cache_key(plan))
     if tuned and fixed_micro_batch(plan.settings, plan.execution):
         return replace(tuned, micro_batch_tokens=plan.execution.micro_batch_tokens)
     return tuned
