@@ -15,13 +15,11 @@ from typing import Literal, TypeAlias
 from vox_core.api import files
 from vox_core.errors import DataError, OutputError
 from vox_extract import locate, markdown
-from vox_extract.locate import Library, Reader
+from vox_extract.locate import Library, Progress, Reader
 from vox_extract.python_rows import python_rows
 from vox_extract.rows import Extracted, Sieve, spread
 
 Form: TypeAlias = Literal["python", "markdown"]
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Label, bytes done, bytes in all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,18 +23,18 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from vox_core.errors import DataError
 from vox_extract import provenance
 from vox_extract.provenance import Project, project_of
 
 STANDARD = "stdlib"
-STANDARD_PACKAGE = "python"
-UNKNOWN = provenance.UNKNOWN
 MAX_BYTES = 10_000_000
 
 T = TypeVar("T")
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Label, bytes done, bytes in all."""
 
 _SUFFIXES = (".py", ".pyi")
 _LEGAL = re.compile(r"(?i)(licen[cs]e|copying|code.of.conduct|third.party.*)")
@@ -91,12 +91,9 @@ class Reader:
 
     Args:
         total: bytes of all files that will be read.
-        progress: called with a label, the bytes done, and `total`.
     """
 
-    def __init__(
-        self, total: int = 0, progress: Callable[[str, int, int], None] | None = None
-    ) -> None:
+    def __init__(self, total: int = 0, progress: Progress | None = None) -> None:
         self.files, self.unread = 0, list[str]()
         self._total, self._progress, self._done = total, progress, 0
 
@@ -173,7 +170,7 @@ def _standard(names: Iterable[str]) -> Library:
         for file in _top_level(root, name)
     ]
     version = platform.python_version()
-    return Library(STANDARD_PACKAGE, version, provenance.STANDARD_LIBRARY, tuple(files))
+    return Library("python", version, provenance.STANDARD_LIBRARY, tuple(files))
 
 
 def _of_installed(name: str) -> Library | None:
@@ -267,9 +264,9 @@ def _of_folder(folder: Path, name: str) -> Project:
 def _library(described: Project, files: Iterable[SourceFile]) -> Library:
     unique = {file.path: file for file in files}
     return Library(
-        described.name or UNKNOWN,
-        described.version or UNKNOWN,
-        described.licence or UNKNOWN,
+        described.name or provenance.UNKNOWN,
+        described.version or provenance.UNKNOWN,
+        described.licence or provenance.UNKNOWN,
         tuple(sorted(unique.values(), key=lambda file: file.relative)),
     )
 

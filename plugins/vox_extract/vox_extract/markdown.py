@@ -17,6 +17,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from vox_extract.locate import Library, Reader, SourceFile, of_path
+from vox_extract.markup import fenced
 from vox_extract.rows import Extracted, Sieve, choose, fitting
 
 FAMILY = "markdown-docs"
@@ -123,18 +124,11 @@ def _part(token: Any, inline: Any, lines: Sequence[str]) -> _Part | None:
         return None
     if token.type in ("fence", "code_block"):
         language = token.info.split()[0] if token.info.split() else ""
-        return _Part(_fenced(token.content, language), first + 1, code=True)
+        return _Part(fenced(token.content, language), first + 1, code=True)
     text = _cleaned("\n".join(lines[first:end]).rstrip())
     if not text or token.type == "hr":
         return None
     return _Part(text, first + 1, paragraph=token.type == "paragraph_open")
-
-
-def _fenced(code: str, language: str) -> str:
-    fence = "```"
-    while fence in code:
-        fence += "`"
-    return f"{fence}{language}\n{code.rstrip()}\n{fence}"
 
 
 def _words(inline: Any) -> str:

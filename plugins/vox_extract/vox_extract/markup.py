@@ -56,12 +56,15 @@ class Block:
         return self.language is not None
 
     def markdown(self) -> str:
-        if self.language is None:
-            return self.text
-        fence = "```"
-        while fence in self.text:
-            fence += "`"
-        return f"{fence}{self.language}\n{self.text}\n{fence}"
+        return self.text if self.language is None else fenced(self.text, self.language)
+
+
+def fenced(code: str, language: str) -> str:
+    """A fenced block of code, whose fence is longer than any within."""
+    fence = "```"
+    while fence in code:
+        fence += "`"
+    return f"{fence}{language}\n{code.rstrip()}\n{fence}"
 
 
 def plain(text: str) -> str:

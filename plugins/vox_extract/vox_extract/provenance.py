@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,11 @@ _KNOWN: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def of_metadata(metadata: Message | Mapping[str, Any]) -> str | None:
+def of_metadata(metadata: Message) -> str | None:
     """Return the licence in a distribution's metadata."""
     expression = _line(metadata.get("License-Expression"))
     declared = _line(metadata.get("License"))
-    return expression or declared or _of_classifiers(_all(metadata, "Classifier"))
+    return expression or declared or _of_classifiers(metadata.get_all("Classifier", []))
 
 
 def of_project(project: Mapping[str, Any]) -> str | None:
@@ -71,12 +72,16 @@ def nearby(folder: Path) -> str | None:
 
     The search ends at the root of a repository.
     """
+    found = (map(_of_file, _licence_files(each)) for each in _upwards(folder))
+    return next(filter(None, chain.from_iterable(found)), None)
+
+
+def _upwards(folder: Path) -> Iterator[Path]:
+    """The folder and some of those above it, no further than the root of a repository."""
     for each in [folder, *folder.parents][: FOLDERS_ABOVE + 1]:
-        if found := next(filter(None, map(_of_file, _licence_files(each))), None):
-            return found
+        yield each
         if (each / ".git").exists():
-            return None
-    return None
+            return
 
 
 def named_by(text: str) -> str | None:
@@ -115,12 +120,6 @@ def _line(value: object) -> str | None:
     return value
 
 
-def _all(metadata: Message | Mapping[str, Any], key: str) -> Sequence[str]:
-    if isinstance(metadata, Message):
-        return [str(each) for each in metadata.get_all(key, [])]
-    return []
-
-
 def _of_classifiers(classifiers: Sequence[object]) -> str | None:
     found = [
         each.split("::")[-1].strip()
@@ -144,12 +143,9 @@ class Project:
 
 def project_of(folder: Path) -> Project:
     """Read the nearest pyproject.toml, in the folder or above; fields it lacks are None."""
-    for each in [folder, *folder.parents][: FOLDERS_ABOVE + 1]:
-        if (each / _NAME).is_file():
-            return _read(each / _NAME)
-        if (each / ".git").exists():
-            break
-    return Project(None, None, None)
+    files = (each / _NAME for each in _upwards(folder))
+    file = next((file for file in files if file.is_file()), None)
+    return _read(file) if file else Project(None, None, None)
 
 
 def _read(path: Path) -> Project:
