@@ -20,7 +20,6 @@ from vox_data.stats import (
     UNCLEAR,
     Truncation,
     histogram,
-    histogram_of,
     language_mix,
     lengths,
     truncations,
@@ -148,7 +147,7 @@ def test_duplicates_are_named_with_the_row_they_repeat(tmp_path: Path) -> None:
 
 def test_percentiles_are_lengths_of_rows() -> None:
     values = np.random.default_rng(1).integers(1, 400, 999)
-    found = lengths(*histogram_of(values.tolist()))
+    found = lengths(*histogram(Counter(values.tolist())))
     expected = np.percentile(values, [*found.percentiles], method="inverted_cdf")
     assert [*found.percentiles.values()] == expected.tolist()
     assert (found.total, found.longest) == (values.sum(), values.max())

@@ -46,12 +46,12 @@ def test_what_is_shown_is_what_is_trained(family: str, kind: str) -> None:
     seen = look(family, record)
     assert [*seen.ids] == document.tokens_T.tolist()
     assert [*seen.weights] == document.weights_T.tolist()
-    assert seen.kept == len(seen.texts) == len(seen.ids)
+    assert seen.kept == len(seen.tokens) == len(seen.ids)
     assert (seen.cut, seen.dropped, seen.fault, seen.starts) == ("none", None, None, ())
     rendered = encoder.renderer.render(record)
-    whole = "".join(seen.texts)
+    whole = "".join(seen.tokens)
     assert whole == rendered.text if rendered.templated else rendered.text in whole
-    trained = "".join(t for t, w in zip(seen.texts, seen.weights, strict=True) if w)
+    trained = "".join(t for t, w in zip(seen.tokens, seen.weights, strict=True) if w)
     if kind == "chat":
         assert trained.startswith("I am well 🙂,\n\nthank you.")
 
@@ -219,7 +219,7 @@ def test_a_page_has_all_of_the_rows() -> None:
     found = json.loads(data)
     seen = look("chatml", chat("how?", "so"))
     assert found["files"] == ["train.jsonl", EVIL]
-    assert found["rows"][0] == {**seen.to_json(), "file": 0}
+    assert found["rows"][0] == json.loads(json.dumps({**seen.to_json(), "file": 0}))
     assert found["rows"][1]["tokens"] == [EVIL]
 
 

@@ -41,8 +41,8 @@ from vox_core.api.rows import (
 )
 from vox_core.api.settings import TrainSettings
 from vox_core.contract import SFT, ObjectiveSpec
-from vox_core.errors import BackendError, ConfigError, InputError
-from vox_data.stats import open_readable
+from vox_core.errors import BackendError, InputError
+from vox_data.stats import open_readable, require_data, tokens_progress
 
 _TEACHER, _REWARD = "MODEL", "FILE.py:FUNCTION"
 _TO_CHOOSE = {
@@ -194,14 +194,7 @@ def check(
         DataError: a file is missing or unreadable. Faults of rows are in the result.
         InputError: the model cannot be used.
     """
-    if not settings.data:
-        raise ConfigError(
-            "C004",
-            "there is no data to check",
-            where="--data",
-            expected="a data file, a folder with train.jsonl, or hf:owner/name",
-            remedy="vox data check train.jsonl",
-        )
+    require_data(settings, "vox data check")
     train, valid = find_split(settings.data, settings.valid)
     examples = examples_of(settings.objective_spec)
     # A reward of a file, which may not be written yet, reads whatever it likes.
@@ -332,12 +325,6 @@ def _audits(
 ) -> Mapping[str, Audit]:
     """Audits of the masks of the rows that `vox train` would use."""
     rows = chosen_rows(settings)
-    size = sum(file.lines.stat().st_size for file in rows.train)
-
-    def tell(done: int, all: int) -> None:
-        if progress:
-            progress("tokens", size * done // max(1, all), size)
-
-    train = opener.open(rows.train, tell)
+    train = opener.open(rows.train, tokens_progress(rows.train, progress))
     valid = opener.open(rows.valid) if rows.valid else None
     return opener.audits(train, valid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -29,6 +28,7 @@ from vox_core.api.commands import (
 )
 from vox_core.api.progress import display
 from vox_core.api.settings import DataSettings, TrainSettings
+from vox_core.errors import command
 
 if TYPE_CHECKING:
     from vox_core.errors import VoxError
@@ -122,7 +122,7 @@ def _train_command(ctx: click.Context, more: Mapping[str, str]) -> str:
             words += [str(each)] if each is not True else []
     for name, value in left.items():
         words += [f"--{name}", value]
-    return shlex.join(words)
+    return command(*words)
 
 
 def _show_check(report: CheckReport) -> None:
@@ -188,12 +188,7 @@ def stats(
     with display() as shown:
         report = count(settings, tokenise=named, progress=shown.transfer, observe=shown.observe)
     if as_json:
-        print_json(
-            {
-                "train": report.train.to_json(),
-                "valid": report.valid.to_json() if report.valid else None,
-            }
-        )
+        print_json(report)
         return report
     _show_stats(report.train)
     if report.valid:
@@ -389,7 +384,7 @@ def _colourful() -> bool:
 
 
 def _heading(row: TokenView) -> str:
-    told = [f"{row.source}:{row.line}", row.form, f"{len(row.ids):,} tokens"]
+    told = [f"{row.file}:{row.line}", row.form, f"{len(row.ids):,} tokens"]
     told += [f"{row.trained:,} trained"]
     told += [f"cut: {row.cut}"] if row.cut != "none" else []
     told += [f"dropped: {row.dropped}"] if row.dropped else []
@@ -400,7 +395,7 @@ def _body(row: TokenView, colour: bool, weights: bool) -> str:
     if row.fault is not None:
         return f"cannot be rendered: {printable(row.fault, lines=True)}"
     special = set(row.special)
-    tokens = enumerate(row.texts[: row.kept])
+    tokens = enumerate(row.tokens[: row.kept])
     runs = groupby(
         tokens, key=lambda token: (row.weights[token[0]], token[0] in special and colour)
     )
@@ -557,4 +552,4 @@ def generate(
     click.echo(f"{made.kept} of {made.prompts} rows kept")
     for reason, count in made.rejected.items():
         click.echo(printable(f"{count:>9,}  {reason}"))
-    click.echo(printable(f"next: vox train --data {shlex.quote(str(out / 'train.jsonl'))}"))
+    click.echo(printable(f"next: {command('vox', 'train', '--data', out / 'train.jsonl')}"))

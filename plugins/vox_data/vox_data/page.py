@@ -118,11 +118,11 @@ def _text(text: str) -> str:
 
 def _json(rows: Sequence[TokenView]) -> str:
     """In ASCII, and without what could end the element that it stands in."""
-    files = {row.source: None for row in rows}
+    files = {row.file: None for row in rows}
     numbers = {path: number for number, path in enumerate(files)}
     found = {
         "files": [str(path) for path in files],
-        "rows": [{**row.to_json(), "file": numbers[row.source]} for row in rows],
+        "rows": [{**row.to_json(), "file": numbers[row.file]} for row in rows],
     }
     text = json.dumps(found, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

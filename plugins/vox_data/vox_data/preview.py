@@ -77,7 +77,7 @@ class PreviewReport:
     def facts(self) -> dict[str, str]:
         """Return a summary of the shown rows, by label."""
         tokens, trained = sum(len(r.ids) for r in self.shown), sum(r.trained for r in self.shown)
-        rows = len({(each.source, each.line) for each in self.shown})  # an objective shows several
+        rows = len({(each.file, each.line) for each in self.shown})  # an objective shows several
         told = {
             "model": self.model,
             "rows": f"{rows:,} of {self.rows:,}, at most {self.seq_len:,} tokens each",
@@ -98,7 +98,7 @@ class PreviewReport:
             "shown": [row.to_json() for row in self.shown],
             "audited": self.audited,
             "audit": self.audit.to_json() if self.audit else None,
-            "html": str(self.html) if self.html else None,
+            "html": self.html,
         }
 
 

@@ -8,8 +8,8 @@ under the same settings, tokenised as there and kept in the same cache.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,9 +132,6 @@ class Stats:
     numbers: dict[str, Spread]
     tokens: TokenStats | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class StatsReport:
@@ -160,14 +157,7 @@ def stats(
     Raises:
         InputError: a file cannot be read; with a model, what `vox train` would refuse.
     """
-    if not settings.data:
-        raise ConfigError(
-            "C004",
-            "there is no data to count",
-            where="--data",
-            expected="a data file, or a folder with train.jsonl",
-            remedy="vox data stats --data train.jsonl",
-        )
+    require_data(settings, "vox data stats")
     told: dict[str, TokenStats | None] = {"train": None, "valid": None}
     if tokenise:
         told = _tokens(settings, progress, observe)
@@ -176,6 +166,22 @@ def stats(
         _stats(train, settings.fields, told["train"], progress),
         _stats(valid, settings.fields, told["valid"], progress) if valid else None,
     )
+
+
+def require_data(settings: TrainSettings, command: str) -> None:
+    """Refuse settings without data.
+
+    Raises:
+        ConfigError: C004.
+    """
+    if not settings.data:
+        raise ConfigError(
+            "C004",
+            "there is no data to read",
+            where="--data",
+            expected="a data file, a folder with train.jsonl, or hf:owner/name",
+            remedy=f"{command} train.jsonl",
+        )
 
 
 def _stats(
@@ -190,16 +196,16 @@ def _stats(
 
     sources = [open_readable(path, fields) for path in paths]
     counts = count(sources, tell)
-    languages = language_mix(counts.sample)
+    languages, (roles, turns) = language_mix(counts.sample), _roles_and_turns(counts)
     bounds = [*counts.first, counts.rows]
     return Stats(
         files={str(path): bounds[n + 1] - bounds[n] for n, path in enumerate(paths)},
         rows=counts.rows,
         malformed=counts.malformed,
         forms=dict(counts.forms.most_common()),
-        characters=lengths(*histogram_of(counts.characters)),
-        roles=_roles(counts),
-        turns=_turns(counts),
+        characters=lengths(*histogram(Counter(counts.characters))),
+        roles=roles,
+        turns=turns,
         duplicates=counts.duplicates(sources),
         languages=dict(languages.most_common()),
         sample=len(counts.sample),
@@ -224,20 +230,14 @@ def open_readable(path: Path, fields: FieldMap) -> RowSource:
     return open_source(path, fields)
 
 
-def _roles(counts: Counts) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for roles, rows in counts.roles.items():
-        for role in roles:
-            found[role] += rows
-    return dict(found.most_common())
-
-
-def _turns(counts: Counts) -> dict[int, int]:
-    found: Counter[int] = Counter()
-    for roles, rows in counts.roles.items():
-        if roles:
-            found[roles.count("assistant")] += rows
-    return dict(sorted(found.items()))
+def _roles_and_turns(counts: Counts) -> tuple[dict[str, int], dict[int, int]]:
+    roles, turns = Counter[str](), Counter[int]()
+    for names, rows in counts.roles.items():
+        for role in names:
+            roles[role] += rows
+        if names:
+            turns[names.count("assistant")] += rows
+    return dict(roles.most_common()), dict(sorted(turns.items()))
 
 
 def _tokens(
@@ -250,13 +250,7 @@ def _tokens(
     def of(checked: Sequence[CheckedFile]) -> TokenStats | None:
         if not checked:
             return None
-        size = sum(file.state[0] for file in checked)
-
-        def tell(done: int, rows: int) -> None:
-            if progress:
-                progress("tokens", size * done // max(1, rows), size)
-
-        dataset = opener.open(checked, tell)
+        dataset = opener.open(checked, tokens_progress(checked, progress))
         found, prompts = histogram(dataset.stats.lengths), dataset.stats.prompts
         return TokenStats(
             opener.model.id,
@@ -271,6 +265,19 @@ def _tokens(
         )
 
     return {"train": of(train), "valid": of(valid)}
+
+
+def tokens_progress(
+    files: Sequence[CheckedFile], progress: Progress | None
+) -> Callable[[int, int], None]:
+    """Report rows that are tokenised as bytes of their files."""
+    size = sum(file.state[0] for file in files)
+
+    def tell(done: int, rows: int) -> None:
+        if progress:
+            progress("tokens", size * done // max(1, rows), size)
+
+    return tell
 
 
 # --- lengths and languages ------------------------------------------------------------------------
@@ -327,12 +334,6 @@ def histogram(found: Mapping[int, int]) -> tuple[NDArray[np.int64], NDArray[np.i
         np.array([length for length, _ in pairs], np.int64),
         np.array([rows for _, rows in pairs], np.int64),
     )
-
-
-def histogram_of(values: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The same, of one length a row."""
-    values_R, rows_R = np.unique(np.asarray(values, np.int64), return_counts=True)
-    return values_R, rows_R.astype(np.int64)
 
 
 def language_mix(texts: Sequence[str]) -> Counter[str]:

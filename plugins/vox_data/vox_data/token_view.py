@@ -6,7 +6,7 @@ so that what is cut away can be shown too. Nothing here decides what is trained.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +33,7 @@ class TokenView:
 
     Args:
         form: name of the row's form.
-        texts: what each token stands for in the text; the rest of a character that several tokens
+        tokens: what each token stands for in the text; the rest of a character that several tokens
             make up is empty.
         ids, weights: of each token; the weight of one that is cut away is 0.
         special: positions of special tokens.
@@ -43,10 +43,10 @@ class TokenView:
         fault: why the row cannot be rendered; then there are no tokens.
     """
 
-    source: Path
+    file: Path
     line: int
     form: str
-    texts: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
     ids: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
     special: tuple[int, ...] = ()
@@ -63,21 +63,7 @@ class TokenView:
         return sum(weight != 0 for weight in self.weights)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "file": str(self.source),
-            "line": self.line,
-            "form": self.form,
-            "tokens": [*self.texts],
-            "ids": [*self.ids],
-            "weights": [*self.weights],
-            "special": [*self.special],
-            "kept": self.kept,
-            "starts": [*self.starts],
-            "cut": self.cut,
-            "dropped": self.dropped,
-            "findings": [*self.findings],
-            "fault": self.fault,
-        }
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 class TokenViewer:
