@@ -259,6 +259,7 @@ def test_a_finished_run_computes_nothing(teacher, monkeypatch) -> None:
         ("template = ['a']\n[[check]]\nscorer = { n = 1 }", "name the scorer"),
         ("template = ['a'", "it cannot be read"),
         ("template = ['a']\nnear = 2", "near"),
+        ("template = ['{x}']\n[values]\nx = []", "[values]: x = []"),
     ],
 )
 def test_a_recipe_with_faults(teacher, recipe, fault) -> None:

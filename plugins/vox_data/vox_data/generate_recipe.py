@@ -102,7 +102,7 @@ class GenerateRecipe(Section):
     section: ClassVar[str] = "recipe"
 
     template: Annotated[Texts, Field(min_length=1)]
-    values: Mapping[str, tuple[str | int | float, ...]] = {}
+    values: Mapping[str, Annotated[tuple[str | int | float, ...], Field(min_length=1)]] = {}
     seeds: Path | None = None
     system: str = ""
     rows: Count = 0

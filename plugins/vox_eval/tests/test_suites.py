@@ -160,6 +160,14 @@ def test_two_tasks_of_one_id_in_a_suite_of_a_package(monkeypatch) -> None:
     assert faults(caught) == "two tasks have the id 't'"
 
 
+def test_a_suite_of_a_package_that_raises_is_named(monkeypatch) -> None:
+    made = SimpleNamespace(name="made", load=lambda: lambda part, model: int(part))
+    monkeypatch.setattr("vox_eval.suites.entry_points", lambda group: [made])
+    with pytest.raises(VoxError, match="suite 'made' failed in its suite") as caught:
+        read_suites([Path("made:t")])
+    assert "ValueError" in str(caught.value.found)
+
+
 def test_an_empty_source_is_none(read) -> None:
     (task,) = read({**ROW, "source": ""}, {**ROW, "source": ""}, {**ROW, "source": "a"}).tasks
     assert units(task) == 3

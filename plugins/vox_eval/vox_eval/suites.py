@@ -229,8 +229,8 @@ def _installed(reference: str, model: str) -> SuiteFile | None:
     found = [each for each in entry_points(group=SUITES) if each.name == name]
     if not found or Path(reference).is_file():
         return None
-    tables = found[0].load()(part, model)
     with foreign_errors(name, "its suite", "suite"):
+        tables = found[0].load()(part, model)
         return SuiteFile.model_validate({"name": name, "task": tables})
 
 

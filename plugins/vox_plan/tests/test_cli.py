@@ -261,7 +261,7 @@ def test_sizes(vox, service, given: list[str], sizes: list[int]) -> None:
     assert service.calls[0]["memory"] == sizes
 
 
-@pytest.mark.parametrize("text", ["much", "0GB", "8TB", "-1"])
+@pytest.mark.parametrize("text", ["much", "0GB", "8TB", "-1", "9" * 400])
 def test_what_is_no_size_is_refused(vox, service, text: str) -> None:
     done = vox("plan", f"--memory={text}")
     assert done.code == 2

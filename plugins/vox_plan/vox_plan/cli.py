@@ -45,7 +45,7 @@ SECTIONS = {
 
 _HEADLINE = ("rows", "documents", "tokens", "trained_tokens", "longest")
 _UNITS = {"": 10**9, "mb": 10**6, "gb": 10**9, "mib": 2**20, "gib": 2**30}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d+)?)\s*([a-z]*)")
 
 
 def _sizes(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> list[int]:

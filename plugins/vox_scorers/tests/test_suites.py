@@ -14,6 +14,7 @@ from vox_core.errors import VoxError
 from vox_eval import Example, Output
 from vox_eval.suites import Suite, read_suites
 from vox_scorers import suites
+from vox_scorers.row_scorers import Constraints
 from vox_scorers.suites import CONSTRAINTS, unmet
 
 
@@ -45,6 +46,8 @@ def test_instructions() -> None:
         ("upper case", None, "É, 1", "é"),
         ("no commas", None, "a", "a,"),
         ("word", "yellow", "A Yellow.", "yellowish"),
+        ("word", "C#", "In C#.", "In C#x"),
+        ("word", "(x", "f (x)", "x"),
         ("end", "That is all.", "So. That is all.\n", "That is all. So"),
         ("quotes", None, '"a"', '"a'),
         ("json", "text", '{"text": 1}', '{"text": 1, "b": 2}'),
@@ -54,6 +57,12 @@ def test_instructions() -> None:
 def test_constraints(constraint, value, kept, broken) -> None:
     assert unmet(kept, {constraint: value}) == []
     assert unmet(broken, {constraint: value}) == [constraint]
+
+
+@pytest.mark.parametrize("wanted", [{"most words": "five"}, {"word": 3}, {"lines": True}])
+def test_a_constraint_with_a_value_of_another_type_is_refused(wanted) -> None:
+    with pytest.raises(ValueError, match="for the constraint"):
+        Constraints().check(Example("id", {"constraints": wanted}))
 
 
 @pytest.fixture

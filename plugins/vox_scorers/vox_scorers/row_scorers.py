@@ -66,6 +66,10 @@ class Constraints(Scorer):
         wanted = example.fields.get("constraints")
         if not isinstance(wanted, Mapping) or not wanted or not wanted.keys() <= CONSTRAINTS.keys():
             raise ValueError(f'no "constraints": an object of {", ".join(CONSTRAINTS)}')
+        for name, value in wanted.items():
+            usual = CONSTRAINTS[name][2][0]
+            if usual is not None and type(value) is not type(usual):
+                raise ValueError(f"{value!r} for the constraint {name!r}, such as {usual!r}")
 
     def score(self, example: Example, output: Output) -> Score:
         broken = unmet(output.text, example.fields["constraints"])

@@ -245,6 +245,10 @@ def _is_object(text: str, key: str) -> bool:
     return isinstance(found, dict) and [*found] == [key]
 
 
+def _has_word(text: str, word: str) -> bool:
+    return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
+
+
 CONSTRAINTS: dict[str, tuple[str, Check, Sequence[Any]]] = {
     "most words": ("Use at most {} words.", lambda text, n: len(text.split()) <= n, (20, 50)),
     "least words": ("Use at least {} words.", lambda text, n: len(text.split()) >= n, (40, 80)),
@@ -263,7 +267,7 @@ CONSTRAINTS: dict[str, tuple[str, Check, Sequence[Any]]] = {
     "no commas": ("Use no commas.", lambda text, _: "," not in text, (None,)),
     "word": (
         "Use the word `{}`.",
-        lambda text, word: bool(re.search(rf"\b{word}\b", text, re.IGNORECASE)),
+        _has_word,
         ("therefore", "yellow"),
     ),
     "end": (
