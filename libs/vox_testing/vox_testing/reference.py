@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,14 @@ class Reference:
     Args:
         weights: parameter name in the Hugging Face model -> stored tensor.
         shapes: path -> shape of its linear modules.
+        norms: path -> row norms that DoRA divides by instead of those of `W + scale * B A`.
     """
 
     folder: Path
     config: Mapping[str, Any]
     weights: Mapping[str, Doubles] = field(repr=False)
     shapes: Mapping[str, ModuleShape] = field(repr=False)
+    norms: Mapping[str, Doubles] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, folder: Path) -> Reference:
@@ -51,15 +53,8 @@ class Reference:
         weights = {name: files.read(tensor).astype(np.float64) for name, tensor in names.items()}
         return cls(folder, config, weights, linear_modules(files.tensors, model_type))
 
-    def merged(
-        self, adapter: AdapterState | None, norms: Mapping[str, Doubles] | None = None
-    ) -> dict[str, Doubles]:
-        """Return every weight, with the adapter merged.
-
-        Args:
-            norms: path -> row norms to divide by instead of those of `W + scale * B A`; DoRA's
-                gradient takes them for constants (arXiv:2402.09353, section 4.3).
-        """
+    def merged(self, adapter: AdapterState | None) -> dict[str, Doubles]:
+        """Return every weight, with the adapter merged."""
         changed = dict(self.weights)
         if adapter is None:
             return changed
@@ -67,58 +62,40 @@ class Reference:
         for path in adapter.modules:
             name, transposed = f"{path}.weight", self.shapes[path].transposed
             W_OI = self.weights[name].T if transposed else self.weights[name]
-            merged_OI = merged_weight(W_OI, adapter, path, norms[path] if norms else None)
+            merged_OI = merged_weight(W_OI, adapter, path, self.norms.get(path))
             changed[name] = merged_OI.T if transposed else merged_OI
         return changed
 
-    def norms(self, adapter: AdapterState) -> dict[str, Doubles]:
-        """Return path -> row norms of `W + scale * B A`."""
-        return {
+    def with_norms_of(self, adapter: AdapterState) -> Reference:
+        """Return this model with the row norms of one adapter, which DoRA's gradient takes for
+        constants (arXiv:2402.09353, section 4.3)."""
+        norms = {
             path: np.linalg.norm(self.weights[f"{path}.weight"] + update(adapter, path), axis=1)
             for path in adapter.modules
         }
+        return replace(self, norms=norms)
 
-    def logits(
-        self,
-        tokens_T: Ints,
-        adapter: AdapterState | None = None,
-        norms: Mapping[str, Doubles] | None = None,
-    ) -> Doubles:
+    def logits(self, tokens_T: Ints, adapter: AdapterState | None = None) -> Doubles:
         """Return float64 logits (T, V) of one document."""
-        weights = self.merged(adapter, norms)
+        weights = self.merged(adapter)
         if self.config["model_type"] == "llama":
             return llama_logits(weights, tokens_T, self.config)
         return _transformers_logits(self.folder, weights, tokens_T)
 
-    def loss(
-        self,
-        step: Step,
-        adapter: AdapterState | None = None,
-        norms: Mapping[str, Doubles] | None = None,
-    ) -> float:
+    def loss(self, step: Step, adapter: AdapterState | None = None) -> float:
         """Return `sum(weight * nll) / total_weight` over the documents of a step."""
-        return self.weighted_nll(step.batches, adapter, norms) / step.total_weight
+        return self.weighted_nll(step.batches, adapter) / step.total_weight
 
-    def weighted_nll(
-        self,
-        batches: Iterable[Batch],
-        adapter: AdapterState | None = None,
-        norms: Mapping[str, Doubles] | None = None,
-    ) -> float:
+    def weighted_nll(self, batches: Iterable[Batch], adapter: AdapterState | None = None) -> float:
         """Return `sum(weight * nll)`; weights may be negative."""
-        pairs = ((batch.weights_T, self.log_probs(batch, adapter, norms)) for batch in batches)
+        pairs = ((batch.weights_T, self.log_probs(batch, adapter)) for batch in batches)
         return -sum(float(weights_T @ log_probs_T) for weights_T, log_probs_T in pairs)
 
-    def log_probs(
-        self,
-        batch: Batch,
-        adapter: AdapterState | None = None,
-        norms: Mapping[str, Doubles] | None = None,
-    ) -> Doubles:
+    def log_probs(self, batch: Batch, adapter: AdapterState | None = None) -> Doubles:
         """Return log p(target), (T,): where `batch.scored_T`, and 0 elsewhere."""
         found_T = np.zeros(len(batch.tokens_T))
         for document in batch.documents():
-            logits_TV = self.logits(batch.tokens_T[document], adapter, norms)
+            logits_TV = self.logits(batch.tokens_T[document], adapter)
             found_T[document] = log_likelihood(logits_TV, batch.targets_T[document])
         return np.where(batch.scored_T, found_T, 0.0)
 

@@ -221,18 +221,16 @@ def require_gradient(
 def _slope(
     reference: Reference, some: Batch, adapter: AdapterState, along: dict[str, Doubles]
 ) -> float:
-    """Derivative of `-sum(weights_T * log_probs_T)` along a direction, by a central difference.
-
-    DoRA's norms are constants of the gradient (arXiv:2402.09353, section 4.3).
-    """
-    norms = reference.norms(adapter) if adapter.method == "dora" else None
+    """Derivative of `-sum(weights_T * log_probs_T)` along a direction, by a central difference."""
+    if adapter.method == "dora":
+        reference = reference.with_norms_of(adapter)
     values, length, ends = adapter.tensors(), _norm(along), []
     for signed_distance in (DISTANCE, -DISTANCE):
         moved: dict[str, Any] = {
             name: along[name] * (signed_distance / length) + values[name] for name in along
         }
         there = adapter.with_tensors({**values, **moved})
-        ends.append(reference.weighted_nll([some], there, norms))
+        ends.append(reference.weighted_nll([some], there))
     return (ends[0] - ends[1]) / (2 * DISTANCE)
 
 
