@@ -313,7 +313,13 @@ def test_an_unknown_id_and_a_folder_without_a_plugin_are_told(tmp_path: Path) ->
     with pytest.raises(BackendError) as caught:
         check("no-such-plugin")
     assert caught.value.code == "VOX-B003"
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "other"\n')
-    with pytest.raises(BackendError) as caught:
-        check(str(tmp_path))
-    assert (caught.value.code, caught.value.found) == ("VOX-B011", "entry points: none")
+    for content, found in (
+        ('[project]\nname = "other"\n', "entry points: none"),
+        ("project = 1\n", "AttributeError: "),
+        ('[project]\nname = "other"\nentry-points = 1\n', "AttributeError: "),
+    ):
+        (tmp_path / "pyproject.toml").write_text(content)
+        with pytest.raises(BackendError) as caught:
+            check(str(tmp_path))
+        assert caught.value.code == "VOX-B011"
+        assert str(caught.value.found).startswith(found)

@@ -13,6 +13,7 @@ limit.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import tomllib
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from xml.etree import ElementTree
 
 from vox_core.api.host import discover
 from vox_core.errors import BackendError, ConfigError, PluginError
@@ -57,12 +59,8 @@ class Outcome:
     detail: str
 
 
-CORE = {
-    "the loss falls": "training",
-    "merged weights are the formula": "merging",
-    "logits are the references": "loading",
-}
-"""A check of each operation; where all are skipped, nothing has been shown of the backend."""
+CORE = ("the loss falls", "merged weights are the formula", "logits are the references")
+"""A check of training, merging and loading; where all are skipped, nothing has been shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,30 +118,27 @@ def _find(reference: str, scratch: Path) -> Target:
     if reference in plugins or not folder.is_dir():
         found = find(reference)
         return Target(found.id, found.entry_point.module)
-    project = _project(folder)
-    id, module = _only_plugin(project, folder)
+    project, id, place = _project(folder)
+    module = place.partition(":")[0].strip()
     if id in plugins and (where := plugins[id].folder) and where.is_relative_to(folder):
         return Target(id, module)
-    _describe(project, scratch / "installed")
+    _describe(project, f"{id} = {place}", scratch / "installed")
     return Target(id, module, (scratch / "installed", folder / "src", folder))
 
 
-def _project(folder: Path) -> dict[str, Any]:
+def _project(folder: Path) -> tuple[dict[str, Any], str, str]:
+    """Return the project with a name and a version, and its only plugin's entry point."""
     file = folder / "pyproject.toml"
     try:
-        project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
-        return {"version": "0", "name": project["name"], **project}
-    except (OSError, ValueError, KeyError) as error:
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        plugins = {**project.get("entry-points", {}).get(ENTRY_POINTS, {})}
+        project = {"version": "0", "name": project["name"], **project}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise _no_project(file, f"{type(error).__name__}: {error}") from error
-
-
-def _only_plugin(project: dict[str, Any], folder: Path) -> tuple[str, str]:
-    """Return id and module of the project's only plugin."""
-    ids = project.get("entry-points", {}).get(ENTRY_POINTS, {})
-    if len(ids) != 1:
-        raise _no_project(folder / "pyproject.toml", f"entry points: {', '.join(ids) or 'none'}")
-    ((id, place),) = ids.items()
-    return str(id), str(place).partition(":")[0].strip()
+    if len(plugins) != 1:
+        raise _no_project(file, f"entry points: {', '.join(plugins) or 'none'}")
+    ((id, place),) = plugins.items()
+    return project, id, str(place)
 
 
 def _no_project(file: Path, found: str) -> BackendError:
@@ -157,7 +152,7 @@ def _no_project(file: Path, found: str) -> BackendError:
     )
 
 
-def _describe(project: dict[str, Any], site: Path) -> None:
+def _describe(project: dict[str, Any], entry_point: str, site: Path) -> None:
     """Write the metadata that discovery reads, as an installation would."""
     name, version = str(project["name"]).replace("-", "_"), project["version"]
     info = site / f"{name}-{version}.dist-info"
@@ -165,9 +160,7 @@ def _describe(project: dict[str, Any], site: Path) -> None:
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\n"
     )
-    entries = project["entry-points"][ENTRY_POINTS].items()
-    lines = [f"[{ENTRY_POINTS}]", *(f"{id} = {target}" for id, target in entries)]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    (info / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{entry_point}\n")
 
 
 def _require_import(target: Target, scratch: Path) -> None:
@@ -239,8 +232,6 @@ def _environment(path: Sequence[Path]) -> dict[str, str]:
 
 
 def _ended_early(id: str, returncode: int, report: Path) -> PluginError:
-    import signal
-
     how = f"by {signal.Signals(-returncode).name}" if returncode < 0 else f"with exit {returncode}"
     return PluginError(
         "X001",
@@ -252,8 +243,6 @@ def _ended_early(id: str, returncode: int, report: Path) -> PluginError:
 
 def _interrupted(report: Path) -> str:
     """Return pytest's reason for stopping early, if it did."""
-    from xml.etree import ElementTree
-
     if not report.is_file():
         return ""
     errors = [error.text or "" for error in ElementTree.parse(report).iter("error")]
@@ -262,8 +251,6 @@ def _interrupted(report: Path) -> str:
 
 
 def _outcomes(report: Path) -> list[Outcome]:
-    from xml.etree import ElementTree
-
     return [_outcome(case) for case in ElementTree.parse(report).iter("testcase")]
 
 
