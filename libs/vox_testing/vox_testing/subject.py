@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
-from vox_core.api.host import (
-    Backend,
-    Found,
-    Hardware,
-    Manifest,
-    ProbeFault,
-    discover,
-    probe_all,
-)
+from vox_core.api.host import Backend, Found, Hardware, Manifest, ProbeFault, discover, probe_all
 from vox_core.api.training import Learner
 from vox_core.contract import (
     AdapterState,

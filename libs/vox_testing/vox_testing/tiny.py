@@ -53,10 +53,7 @@ _LINEAR_ATTENTION = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
-_ALTERNATING = {
-    "sliding_window": 16,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
+_ALTERNATING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", _COMMON),

@@ -30,14 +30,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, ValidationError
 
 from vox_core.api.rows import RowError, open_source, parse_object, raw_lines, readable
-from vox_core.api.settings import (
-    PositiveInt,
-    Section,
-    Seed,
-    Temperature,
-    Texts,
-    settings_faults,
-)
+from vox_core.api.settings import PositiveInt, Section, Seed, Temperature, Texts, settings_faults
 from vox_core.errors import ConfigError, DataError
 
 FILLED = re.compile(r"\{(\w+)\}")

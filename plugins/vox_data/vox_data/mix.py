@@ -368,10 +368,7 @@ def _short(where: Path, faults: Sequence[str], remedy: str) -> DataError:
 
 
 def _of_sources(
-    recipe: Path,
-    asked: MixRecipe,
-    pools: Sequence[Pool],
-    counts: Sequence[int],
+    recipe: Path, asked: MixRecipe, pools: Sequence[Pool], counts: Sequence[int]
 ) -> Iterator[SourceReport]:
     weights, rows = [source.weight or 0.0 for source in asked.source], sum(counts)
     for source, pool, count in zip(asked.source, pools, counts, strict=True):

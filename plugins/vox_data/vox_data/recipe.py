@@ -21,14 +21,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from vox_core.api.settings import (
-    Names,
-    PositiveInt,
-    Section,
-    Seed,
-    seen_from,
-    settings_faults,
-)
+from vox_core.api.settings import Names, PositiveInt, Section, Seed, seen_from, settings_faults
 from vox_core.errors import ConfigError
 
 Word = Annotated[str, Field(min_length=1, pattern=r"^\S(.*\S)?$")]

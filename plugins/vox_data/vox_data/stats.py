@@ -185,10 +185,7 @@ def require_data(settings: TrainSettings, command: str) -> None:
 
 
 def _stats(
-    paths: Sequence[Path],
-    fields: FieldMap,
-    tokens: TokenStats | None,
-    progress: Progress | None,
+    paths: Sequence[Path], fields: FieldMap, tokens: TokenStats | None, progress: Progress | None
 ) -> Stats:
     def tell(done: int, size: int) -> None:
         if progress:

@@ -121,11 +121,7 @@ class Prepared:
 
 
 def evaluate_and_compare(
-    reference: str,
-    settings: EvalSettings,
-    *,
-    observe: Observe,
-    progress: Progress | None = None,
+    reference: str, settings: EvalSettings, *, observe: Observe, progress: Progress | None = None
 ) -> Report:
     """Evaluate what `reference` names, and compare it with `settings.against`: the folder of an
     earlier evaluation, or a model, which is evaluated, too.

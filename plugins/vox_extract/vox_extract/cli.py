@@ -72,10 +72,7 @@ def python(package: tuple[str, ...], **given: Any) -> ExtractReport:
 
 @extract.command(
     "markdown",
-    params=[
-        click.Argument(["folder"], nargs=-1, required=True, metavar="FOLDER..."),
-        *_options(),
-    ],
+    params=[click.Argument(["folder"], nargs=-1, required=True, metavar="FOLDER..."), *_options()],
     epilog="Example: vox data extract markdown docs --out rows.jsonl",
 )
 def markdown(folder: tuple[str, ...], **given: Any) -> ExtractReport:

@@ -107,9 +107,7 @@ class Architecture:
 
 
 def read_architecture(
-    tensors: Mapping[str, HasShape],
-    config: Mapping[str, Any],
-    stored: Collection[str] = (),
+    tensors: Mapping[str, HasShape], config: Mapping[str, Any], stored: Collection[str] = ()
 ) -> Architecture:
     """Read a model's architecture from its tensors and its config.json.
 

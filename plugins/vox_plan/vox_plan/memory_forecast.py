@@ -14,13 +14,7 @@ from dataclasses import dataclass, replace
 
 from vox_core.api.generating import cache_bytes, most_rows
 from vox_core.api.models import positions, quantised_modules
-from vox_core.api.plans import (
-    Device,
-    MemoryProfile,
-    RunPlan,
-    find_experts,
-    width_faults,
-)
+from vox_core.api.plans import Device, MemoryProfile, RunPlan, find_experts, width_faults
 from vox_core.contract import Quant
 from vox_core.errors import PlanError
 from vox_plan.architecture import Architecture, read_architecture

@@ -83,8 +83,7 @@ def plan(
         raise _cannot_measure(found, "one process", "leave out one of the two")
     fetching = plans.Fetching(progress)
     run = plans.with_advice(
-        plans.plan_run(settings, fetching, tell=tell, only_planned=True, hashed=to_be_run),
-        tell,
+        plans.plan_run(settings, fetching, tell=tell, only_planned=True, hashed=to_be_run), tell
     )
     if measured and run.advice.refusal:
         raise run.advice.refusal

@@ -265,11 +265,7 @@ CONSTRAINTS: dict[str, tuple[str, Check, Sequence[Any]]] = {
     "lower case": ("Use no capital letters.", lambda text, _: text == text.lower(), (None,)),
     "upper case": ("Use capital letters only.", lambda text, _: text == text.upper(), (None,)),
     "no commas": ("Use no commas.", lambda text, _: "," not in text, (None,)),
-    "word": (
-        "Use the word `{}`.",
-        _has_word,
-        ("therefore", "yellow"),
-    ),
+    "word": ("Use the word `{}`.", _has_word, ("therefore", "yellow")),
     "end": (
         "End with the words `{}`",
         lambda text, words: text.rstrip().endswith(words),
@@ -280,11 +276,7 @@ CONSTRAINTS: dict[str, tuple[str, Check, Sequence[Any]]] = {
         lambda text, _: len(text.strip()) > 1 and text.strip()[0] == text.strip()[-1] == '"',
         (None,),
     ),
-    "json": (
-        "Answer with a JSON object with the one key `{}`.",
-        _is_object,
-        ("text",),
-    ),
+    "json": ("Answer with a JSON object with the one key `{}`.", _is_object, ("text",)),
 }
 
 

@@ -26,8 +26,7 @@ EFFECT = 2e-1
 TOKENS = np.arange(5, 37, dtype=np.int64)
 
 each_family = pytest.mark.parametrize(
-    "family",
-    [pytest.param(name, marks=needs(family=kind)) for name, (kind, _) in FAMILIES.items()],
+    "family", [pytest.param(name, marks=needs(family=kind)) for name, (kind, _) in FAMILIES.items()]
 )
 
 
