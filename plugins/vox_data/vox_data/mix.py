@@ -40,7 +40,7 @@ from vox_core.api.rows import (
 )
 from vox_core.errors import ConfigError, DataError, OutputError
 from vox_data.mix_draw import drawn, largest_rows, mixed, most_rows, permutation
-from vox_data.mix_sources import REASONS, Pool, pieces, pool_of, without_duplicates
+from vox_data.mix_sources import CHOICES, REASONS, Pool, pieces, pool_of, without_duplicates
 from vox_data.recipe import MixRecipe, MixSource, read_recipe
 
 FORMAT = 1
@@ -273,13 +273,10 @@ def _require_known(where: Path, recipe: MixRecipe, pools: Sequence[Pool]) -> Non
     """
     for source, pool in zip(recipe.source, pools, strict=True):
         left = sound = pool.facts.rows
-        for reason, key, wanted in (
-            ("other lane", "lanes", source.lanes),
-            ("other category", "categories", source.categories),
-        ):
+        for reason, name, key in CHOICES:
             if left and pool.reasons[reason] == left:
                 of = "" if left == sound else f", of the {left:,} rows that lanes lets through"
-                name, place = reason.removeprefix("other "), f"{where}, {source.path}{of}"
+                place, wanted = f"{where}, {source.path}{of}", getattr(source, key)
                 raise no_such_value(name, key, place, wanted, pool.others[reason])
             left -= pool.reasons[reason]
 

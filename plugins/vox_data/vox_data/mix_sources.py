@@ -43,6 +43,8 @@ REASONS = (
     "not drawn",
 )  # fmt: skip
 """Why a row of a source is not in the mixture; the first that applies."""
+CHOICES = ("other lane", "lane", "lanes"), ("other category", "category", "categories")
+"""Reason, attribute of rows, and the key of a source that names the values to take."""
 PIECE_BYTES, PIECE_ROWS = 1 << 26, 1 << 18
 _READ_BYTES = 1 << 18
 
@@ -84,12 +86,9 @@ def pool_of(file: CheckedFile, source: MixSource) -> Pool:
     facts = _with_lane(file.facts, source.lane)
     reasons = Counter({"faulty": facts.malformed})
     pool = Pool(file, facts, +reasons, {}, np.arange(facts.rows))
-    for reason, name, wanted, policy in (
-        ("other lane", "lane", source.lanes, DataPolicy(lane=source.lanes)),
-        ("other category", "category", source.categories, DataPolicy(category=source.categories)),
-    ):
-        if wanted:
-            kept_N = filtered(facts, policy)[pool.row_N] == KEPT
+    for reason, name, key in CHOICES:
+        if wanted := getattr(source, key):
+            kept_N = filtered(facts, DataPolicy(**{name: wanted}))[pool.row_N] == KEPT
             left_out = value_counts([facts], name, pool.row_N[~kept_N])
             pool = replace(pool.only(kept_N, reason), others={**pool.others, reason: left_out})
     if source.min_rating is not None:

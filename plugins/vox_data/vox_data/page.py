@@ -118,10 +118,9 @@ def _text(text: str) -> str:
 
 def _json(rows: Sequence[TokenView]) -> str:
     """In ASCII, and without what could end the element that it stands in."""
-    files = {row.file: None for row in rows}
-    numbers = {path: number for number, path in enumerate(files)}
+    numbers = {path: n for n, path in enumerate(dict.fromkeys(row.file for row in rows))}
     found = {
-        "files": [str(path) for path in files],
+        "files": [str(path) for path in numbers],
         "rows": [{**row.to_json(), "file": numbers[row.file]} for row in rows],
     }
     text = json.dumps(found, separators=(",", ":"))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ def preview(
     total = sum(file.used for file in both)
     examples = examples_of(settings.objective_spec)
     spaced = spread(total, number, seed)
-    found = named(both, places, examples) if places else numbered(both, spaced, examples)
+    found = named(both, places, examples) if places else numbered(both, {*spaced}, examples)
     chosen = list(found)
     opener = Opener.of(settings, progress, observe)
     model, seq_len, tokenizer = opener.model, opener.seq_len, opener.tokenizer
@@ -185,9 +185,9 @@ def spread(rows: int, wanted: int, seed: int) -> list[int]:
 
 
 def numbered(
-    files: Sequence[CheckedFile], wanted: Sequence[int], examples: Examples | None = None
+    files: Sequence[CheckedFile], wanted: Collection[int], examples: Examples | None = None
 ) -> Iterator[Record]:
-    """The rows with these numbers, from 0 over the used rows of all files; `wanted` is sorted.
+    """The rows with these numbers, from 0 over the used rows of all files.
 
     Args:
         examples: makes the documents of a row; None for supervised training.
@@ -195,13 +195,10 @@ def numbered(
     Raises:
         DataError: D001, a file has changed, or cannot be read.
     """
-    left = sorted(wanted, reverse=True)
     rows = ((file, number, line) for file in files for number, line in file.used_lines())
-    for at, (file, number, line) in enumerate(rows):
-        if not left:
-            return
-        if left[-1] == at:
-            left.pop()
+    some = islice(rows, max(wanted, default=-1) + 1)
+    for at, (file, number, line) in enumerate(some):
+        if at in wanted:
             yield from _parsed(file.path, number, line, examples)
 
 
