@@ -386,8 +386,7 @@ def _prepared(model: OpenModel, task: Task, at: int) -> Prepared:
     example = task.examples[at]
     try:
         if task.scorer.asks == "answer":
-            question = model.question(example.messages, at, task.settings())
-            return Prepared(task, at, question)
+            return Prepared(task, at, model.question(example.messages, at, task.settings()))
         if task.scorer.asks in ("choices", "ideal"):
             return Prepared(task, at, _ends(model, example))
         return Prepared(task, at, _windows(model, example.text))

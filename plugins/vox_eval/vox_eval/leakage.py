@@ -94,7 +94,6 @@ def find_leakage(reference: str, suite: Suite) -> Leakage:
 
 
 def _run_of(model: str) -> RunFolder | None:
-    """Return the run that a model is the result of."""
     path = Path(model)
     runs = [RunFolder(path), *([RunFolder(path.parent)] if path.name == "model" else [])]
     return next((run for run in runs if (run.path / PLAN).is_file()), None)

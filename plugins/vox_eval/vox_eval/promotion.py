@@ -198,7 +198,6 @@ def _settings(gate: Gate) -> list[GenerateSettings]:
 def _evaluated(
     contest: _Contest, observe: Observe, progress: models.Progress | None
 ) -> Iterator[tuple[str, Evaluated]]:
-    """Yield each evaluation under its key."""
     evaluated = partial(evaluate, out=None, observe=observe, progress=progress)
     for settings in _settings(contest.gate):
         for seed, suite in _suites(contest).items():

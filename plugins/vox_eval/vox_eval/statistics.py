@@ -55,10 +55,10 @@ def mean(values_N: Doubles, weights_N: Doubles) -> float:
     return float(weights_N @ values_N) / float(weights_N.sum())
 
 
-def wilson(successes: int, count: int, level: float = LEVEL) -> Interval:
+def wilson(successes: int, count: int) -> Interval:
     """Return the score interval of a proportion (Wilson 1927, "Probable inference, the law of
     succession, and statistical inference", JASA 22)."""
-    z, share = NormalDist().inv_cdf((1 + level) / 2), successes / count
+    z, share = NormalDist().inv_cdf((1 + LEVEL) / 2), successes / count
     centre = share + z**2 / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     scale = 1 + z**2 / count
@@ -66,7 +66,7 @@ def wilson(successes: int, count: int, level: float = LEVEL) -> Interval:
     return (0.0 if successes == 0 else low), (1.0 if successes == count else high)
 
 
-def bootstrap(values_N: Doubles, weights_N: Doubles, level: float = LEVEL) -> Interval | None:
+def bootstrap(values_N: Doubles, weights_N: Doubles) -> Interval | None:
     """Return the percentile interval of a weighted mean (Efron & Tibshirani 1993, "An Introduction
     to the Bootstrap", chapter 13). Of paired differences, it is the paired bootstrap.
 
@@ -78,11 +78,11 @@ def bootstrap(values_N: Doubles, weights_N: Doubles, level: float = LEVEL) -> In
     for count in _portions(size):
         drawn = rng.integers(0, size, (count, size))
         means.append(products_N[drawn].sum(1) / weights_N[drawn].sum(1))
-    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(np.concatenate(means), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
-def paired_share(first_only: int, second_only: int, count: int, level: float = LEVEL) -> Interval:
+def paired_share(first_only: int, second_only: int, count: int) -> Interval:
     """Return the interval of the difference of two proportions on the same examples (Bonett & Price
     2012, "Adjusted Wald confidence interval for a difference of binomial proportions based on
     paired data", Journal of Educational and Behavioral Statistics 37).
@@ -90,7 +90,7 @@ def paired_share(first_only: int, second_only: int, count: int, level: float = L
     Args:
         first_only, second_only: as `mcnemar` takes them.
     """
-    z = NormalDist().inv_cdf((1 + level) / 2)
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
     p, q = (first_only + 1) / (count + 2), (second_only + 1) / (count + 2)
     half = z * math.sqrt((p + q - (p - q) ** 2) / (count + 2))
     return max(-1.0, p - q - half), min(1.0, p - q + half)
