@@ -171,8 +171,7 @@ def _and(first: str, second: str) -> str:
 
 def items_text(items: Sequence[Item], render: Callable[[str], str]) -> str:
     """Several items as a list, one alone as words."""
-    lines = [_described(each, render) for each in items]
-    lines = [line for line in lines if line]
+    lines = [line for each in items if (line := _described(each, render))]
     return lines[0] if len(lines) == 1 else "\n".join(f"- {_nested(line)}" for line in lines)
 
 

@@ -105,7 +105,7 @@ def _sections(parser: Any, text: str, name: str) -> Iterator[_Section]:
             headings = [each for each in headings if each[0] < level]
             headings.append((level, _words(inline)))
             section = _Section(tuple(each for _, each in headings), token.map[0] + 1)
-        elif part := _part(token, inline, lines):
+        elif part := _part(token, lines):
             section.parts.append(part)
     yield section
 
@@ -118,7 +118,7 @@ def _blocks(tokens: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
             yield token, inline if inline is not None and inline.type == "inline" else None
 
 
-def _part(token: Any, inline: Any, lines: Sequence[str]) -> _Part | None:
+def _part(token: Any, lines: Sequence[str]) -> _Part | None:
     first, end = token.map or (0, 0)
     if token.type == "html_block" or first == end:
         return None

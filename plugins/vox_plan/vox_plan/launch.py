@@ -216,7 +216,6 @@ def launch(job: LaunchJob) -> LaunchResult:
 
 
 def _variables(job: LaunchJob, folder: Path) -> dict[str, str]:
-    """Return the variables of every rank."""
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cpus() // job.processes)))
     variables = variables_of(folder, job.processes, threads)
     if job.launcher != "mlx":
