@@ -111,7 +111,6 @@ def test_full_has_masters_in_float32(vox_subject: Subject, dtype: DType) -> None
 
 
 def _model(subject: Subject, model: str, folder: Path) -> tuple[Subject, ExecutionPlan]:
-    """Return a subject with one of the models, and its plan."""
     options = dict(MODELS[model])
     if config := options.pop("config", None):
         subject = replace(subject, model=write_llama(folder, config=config))

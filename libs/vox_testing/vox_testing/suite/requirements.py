@@ -19,19 +19,16 @@ trains = needs(operation="train")
 merges = needs(operation="merge")
 loads = needs(operation="load")
 
+
+def _each(need: str, names: object, without: str = "") -> pytest.MarkDecorator:
+    """Run a test with each of some names that is declared."""
+    values = [name for name in get_args(names) if name != without]
+    marked = [pytest.param(value, marks=needs(**{need: value})) for value in values]
+    return pytest.mark.parametrize(need, marked)
+
+
 # Of adapters; `full`, which has none, is tested in full.py.
-each_method = pytest.mark.parametrize(
-    "method",
-    [pytest.param(name, marks=needs(method=name)) for name in get_args(Method) if name != "full"],
-)
-each_short_dtype = pytest.mark.parametrize(
-    "dtype",
-    [pytest.param(name, marks=needs(dtype=name)) for name in get_args(DType) if name != "fp32"],
-)
-each_quantisation = pytest.mark.parametrize(
-    "quant",
-    [pytest.param(name, marks=needs(quant=name)) for name in get_args(Quant) if name != "none"],
-)
-each_optimizer = pytest.mark.parametrize(
-    "optimizer", [pytest.param(name, marks=needs(optimizer=name)) for name in get_args(Optimizer)]
-)
+each_method = _each("method", Method, without="full")
+each_short_dtype = _each("dtype", DType, without="fp32")
+each_quantisation = _each("quant", Quant, without="none")
+each_optimizer = _each("optimizer", Optimizer)
