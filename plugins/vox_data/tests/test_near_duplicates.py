@@ -53,7 +53,8 @@ def test_near_duplicates_are_found_and_others_are_not() -> None:
         "?!",
     ]
     assert near_pairs(texts, len(texts), 0.8).tolist() == [[1, 0], [2, 0], [6, 5]]
-    assert near_pairs(texts, len(texts), 0.99).tolist() == [[1, 0], [6, 5]]
+    for threshold in (0.99, 0.999, 1.0):
+        assert near_pairs(texts, len(texts), threshold).tolist() == [[1, 0], [6, 5]]
     assert near_pairs([], 0, 0.8).shape == (0, 2)
 
 

@@ -98,7 +98,8 @@ def _bands(threshold: float) -> list[slice]:
     """Which hashes have to agree for two rows to be compared: all of one band."""
     from datasketch import MinHashLSH
 
-    index = MinHashLSH(threshold, num_perm=_PERMUTATIONS, weights=_MISSED_IS_WORSE)
+    # Above, datasketch finds no two bands; more rows are compared than need be.
+    index = MinHashLSH(min(threshold, 0.99), num_perm=_PERMUTATIONS, weights=_MISSED_IS_WORSE)
     return [slice(n * index.r, (n + 1) * index.r) for n in range(index.b)]
 
 

@@ -70,6 +70,7 @@ def test_the_schema_may_be_a_file(tmp_path) -> None:
         ({"type": "person"}, "no JSON schema"),
         ({"$ref": "#/$defs/none"}, "the schema has no '#/\\$defs/none'"),
         ({"$ref": "https://example.com/schema"}, "nothing is fetched"),
+        ({"$dynamicRef": "#none"}, "the schema has no '#none'"),
         ("text", "a schema is an object"),
         (None, 'no "schema", neither'),
     ],

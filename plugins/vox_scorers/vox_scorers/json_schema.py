@@ -110,8 +110,8 @@ def require_schema(schema: object) -> None:
 
 def _references(schema: object) -> Iterator[str]:
     if isinstance(schema, Mapping):
-        if isinstance(reference := schema.get("$ref"), str):
-            yield reference
+        references = (schema.get(key) for key in ("$ref", "$dynamicRef"))
+        yield from (each for each in references if isinstance(each, str))
         for each in schema.values():
             yield from _references(each)
     elif isinstance(schema, list):
