@@ -95,6 +95,17 @@ def test_rows_are_what_training_reads(teacher) -> None:
     assert sorted(numbers) == list(range(12))
 
 
+def test_the_command_says_what_was_kept_and_what_comes_next(vox, teacher) -> None:
+    given = ("--from", teacher, "--recipe", "recipe.toml", "--out", "o ut", "--backend", "cpu")
+    done = vox("data", "generate", *given, "--dtype", "fp32")
+    kept = len(rows("train.jsonl", "o ut"))
+    assert done.out.startswith(f"{kept} of 12 rows kept\n")
+    assert done.out.endswith("\nnext: vox train --data 'o ut/train.jsonl'\n")
+    told = json.loads(vox("data", "generate", *given, "--dtype", "fp32", "--json").out)
+    assert (told["folder"], told["prompts"], told["kept"]) == ("o ut", 12, kept)
+    assert kept + sum(told["rejected"].values()) == 12
+
+
 class Fixed:
     """A judge that goes by the row alone."""
 
