@@ -51,6 +51,16 @@ def test_an_answer_that_no_schema_can_judge_is_wrong(schema, answer, why) -> Non
     assert (found.value, found.why[: len(why)]) == (0, why)
 
 
+def test_references_are_those_of_schemas_each_from_its_own_id() -> None:
+    inner = {"$id": "inner", "$defs": {"y": {"const": {"$ref": "no"}}}, "$ref": "#/$defs/y"}
+    schema = {"$id": "https://example.com/", "$ref": "inner", "$defs": {"x": inner}}
+    found = scorer("json-schema", schema=schema)
+    values = [
+        found.score(Example("id", {}), Output(text, [])).value for text in ('{"$ref": "no"}', "1")
+    ]
+    assert values == [1, 0]
+
+
 def test_a_rows_schema_takes_the_place_of_the_tasks() -> None:
     found, own = scorer("json-schema", schema=PERSON), {"type": "integer"}
     assert found.score(Example("id", {"schema": own}), Output("3", [])).value == 1
@@ -72,6 +82,7 @@ def test_the_schema_may_be_a_file(tmp_path) -> None:
         ({"$ref": "https://example.com/schema"}, "nothing is fetched"),
         ({"$dynamicRef": "#none"}, "the schema has no '#none'"),
         ("text", "a schema is an object"),
+        ({"$schema": 3}, "a schema is an object"),
         (None, 'no "schema", neither'),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,33 +90,31 @@ def require_schema(schema: object) -> None:
         ValueError: it is no schema, or refers to something that it does not contain.
     """
     from jsonschema import SchemaError
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
+    from referencing import Registry, Resource
     from referencing.jsonschema import DRAFT202012
 
-    if not isinstance(schema, Mapping):
-        raise ValueError("a schema is an object")
+    if not isinstance(schema, Mapping) or not isinstance(schema.get("$schema", ""), str):
+        raise ValueError("a schema is an object, whose $schema is a text")
     try:
         _validator(schema).check_schema(schema)
     except SchemaError as error:
         raise ValueError(f"no JSON schema: {error.json_path}: {error.message}"[:_SHOWN]) from None
-    resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
-    for reference in _references(schema):
+    root = Resource.from_contents(schema, default_specification=DRAFT202012)
+    _require_references(root, Registry().resolver_with_root(root))
+
+
+def _require_references(schema: Any, resolver: Any) -> None:
+    """Look up the references of a schema and of those within it, each from its own `$id`."""
+    from referencing.exceptions import Unresolvable
+
+    own = schema.contents if isinstance(schema.contents, Mapping) else {}
+    for reference in (own[key] for key in ("$ref", "$dynamicRef") if key in own):
         try:
             resolver.lookup(reference)
         except Unresolvable:
             raise ValueError(f"the schema has no {reference!r}, and nothing is fetched") from None
-
-
-def _references(schema: object) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        references = (schema.get(key) for key in ("$ref", "$dynamicRef"))
-        yield from (each for each in references if isinstance(each, str))
-        for each in schema.values():
-            yield from _references(each)
-    elif isinstance(schema, list):
-        for each in schema:
-            yield from _references(each)
+    for each in schema.subresources():
+        _require_references(each, resolver.in_subresource(each))
 
 
 def _validator(schema: Any) -> Any:
