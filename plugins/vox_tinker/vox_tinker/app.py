@@ -44,11 +44,6 @@ MAX_BODY = 64 << 20
 """The SDK cuts data into requests of 5 MB; a larger single datum is one of millions of tokens."""
 LINK_SECONDS = 3600
 _PREFIX = "/api/v1"
-VERBS = (
-    "create_model", "forward_backward", "optim_step", "load_weights", "save_weights",
-    "save_weights_external", "save_weights_for_sampler",
-)  # fmt: skip
-"""Requests of training clients, which `Clients` numbers and keeps."""
 _Handler: TypeAlias = "Callable[[Request], Awaitable[Response]]"
 log = logging.getLogger("vox_tinker")
 
@@ -95,27 +90,26 @@ class Api:
     def _routed(self) -> Starlette:
         run = _PREFIX + "/training_runs/{run}"
         checkpoint = run + "/checkpoints/{kind}/{name}"
-        json, made, samplers = self._json, self._sessions, self._samplers
+        made, samplers = self._sessions, self._samplers
         posts: dict[str, _Handler] = {
-            **{verb: self._submitted(verb) for verb in VERBS},
-            "client/config": json(types.ClientConfigRequest, self._config),
-            "client/dynamic_config": json(types.ClientConfigRequest, self._dynamic_config),
-            "create_session": json(types.CreateSessionRequest, lambda r, _: made.create(r)),
-            "session_heartbeat": json(types.SessionHeartbeatRequest, self._heartbeat),
+            "forward_backward": self._submitted("forward_backward"),
+            **{verb: self._submitted(verb) for verb in self._clients.verbs},
+            "client/config": _json(types.ClientConfigRequest, self._config),
+            "client/dynamic_config": _json(types.ClientConfigRequest, self._dynamic_config),
+            "create_session": _json(types.CreateSessionRequest, made.create),
+            "session_heartbeat": _json(types.SessionHeartbeatRequest, self._heartbeat),
             "telemetry": self._telemetry,
-            "get_info": json(types.GetInfoRequest, lambda r, _: self._clients.info(r.model_id)),
-            "unload_model": json(types.UnloadModelRequest, lambda r, _: self._clients.unload(r)),
-            "create_sampling_session": json(
-                types.CreateSamplingSessionRequest, lambda r, _: samplers.create(r)
-            ),
-            "asample": json(types.SampleRequest, lambda r, _: samplers.sample(r)),
+            "get_info": _json(types.GetInfoRequest, self._clients.info),
+            "unload_model": _json(types.UnloadModelRequest, self._clients.unload),
+            "create_sampling_session": _json(types.CreateSamplingSessionRequest, samplers.create),
+            "asample": _json(types.SampleRequest, samplers.sample),
             "retrieve_future": self._retrieve,
             "cancel_future": self._cancel,
-            "weights_info": self._weights_info,
+            "weights_info": _json(_TinkerPath, self._weights_info),
             "sessions/{id}/finish": self._finish,
         }
         gets: dict[str, _Handler] = {
-            _PREFIX + "/healthz": self._health,
+            _PREFIX + "/healthz": _plain(lambda _: types.HealthResponse(status="ok")),
             _PREFIX + "/get_server_capabilities": _plain(lambda _: made.capabilities()),
             _PREFIX + "/samplers/{id}": _plain(lambda r: samplers.find(r.path_params["id"])),
             _PREFIX + "/sessions": _plain(self._list_sessions),
@@ -140,33 +134,26 @@ class Api:
             exception_handlers={Refused: _refusal, HTTPException: _no_endpoint, Exception: _fault},
         )
 
-    def _json(self, kind: type[Any], handle: Callable[[Any, bytes], BaseModel]) -> _Handler:
-        async def endpoint(request: Request) -> Response:
-            body = await _body(request)
-            return _response(Answer.of(handle(read_json(kind, body), body)))
-
-        return endpoint
-
     def _submitted(self, verb: str) -> _Handler:
         async def endpoint(request: Request) -> Response:
             kind = request.headers.get("content-type", "")
             if verb == "forward_backward" and kind != PROTO:
                 raise Refused(f"Content-Type: send {PROTO}, as tinker 0.38 does", 415)
-            return _response(Answer.of(self._clients.submit(verb, await _body(request))))
+            return _response(self._clients.submit(verb, await _body(request)))
 
         return endpoint
 
     # --- sessions and results ---------------------------------------------------------------------
 
-    def _config(self, _: types.ClientConfigRequest, __: bytes) -> BaseModel:
+    def _config(self, _: types.ClientConfigRequest) -> BaseModel:
         # pyqwest 0.12 may lose the cancellation of a request whose response arrives; the SDK then
         # waits for its heartbeat forever when a session is closed. Without it, the SDK uses httpx.
         return types.ClientConfigResponse(use_pyqwest_transport=False)
 
-    def _dynamic_config(self, _: types.ClientConfigRequest, __: bytes) -> BaseModel:
+    def _dynamic_config(self, _: types.ClientConfigRequest) -> BaseModel:
         return types.ClientDynamicConfigResponse(sample_cancel_enabled=True)
 
-    def _heartbeat(self, request: types.SessionHeartbeatRequest, _: bytes) -> BaseModel:
+    def _heartbeat(self, request: types.SessionHeartbeatRequest) -> BaseModel:
         self._sessions.beat(request.session_id)
         return types.SessionHeartbeatResponse()
 
@@ -175,12 +162,9 @@ class Api:
         self._clients.finish(request.path_params["id"])
         return Response(status_code=204)
 
-    async def _health(self, _: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
     async def _telemetry(self, request: Request) -> Response:
         await _body(request)
-        return JSONResponse({"status": "accepted"})
+        return _response(types.TelemetryResponse(status="accepted"))
 
     async def _retrieve(self, request: Request) -> Response:
         asked = read_json(types.FutureRetrieveRequest, await _body(request))
@@ -197,21 +181,16 @@ class Api:
 
     # --- what is saved ----------------------------------------------------------------------------
 
-    async def _weights_info(self, request: Request) -> Response:
-        asked = read_json(_TinkerPath, await _body(request))
+    def _weights_info(self, asked: _TinkerPath) -> BaseModel:
         record, _, _ = self._store.find(asked.tinker_path)
         served = self._sessions.served(record.base_model)
-        return _response(
-            Answer.of(
-                types.WeightsInfoResponse(
-                    base_model=record.base_model,
-                    is_lora=True,
-                    lora_rank=record.lora.rank,
-                    train_unembed=trains_head(served.base, record.lora),
-                    train_mlp=record.lora.train_mlp,
-                    train_attn=record.lora.train_attn,
-                )
-            )
+        return types.WeightsInfoResponse(
+            base_model=record.base_model,
+            is_lora=True,
+            lora_rank=record.lora.rank,
+            train_unembed=trains_head(served.base, record.lora),
+            train_mlp=record.lora.train_mlp,
+            train_attn=record.lora.train_attn,
         )
 
     def _list_sessions(self, request: Request) -> BaseModel:
@@ -272,29 +251,26 @@ class Api:
         expires = int(time.time()) + LINK_SECONDS
         urls = {}
         for file in self._store.files(folder):
-            path = f"/files/{quote(run)}/{quote(folder.name)}/{quote(file.name)}"
-            signed = f"?expires={expires}&signature={self._signature(path, expires)}"
-            urls[file.name] = str(request.base_url).rstrip("/") + path + signed
+            place = f"{run}/{folder.name}/{file.name}"
+            signed = f"?expires={expires}&signature={self._signature(place, expires)}"
+            urls[file.name] = f"{request.base_url}files/{quote(place)}{signed}"
         return types.ExternalWeightsUrlsResponse(
             urls=urls, expires=datetime.fromtimestamp(expires, UTC)
         )
 
     async def _download(self, request: Request) -> Response:
-        expires = request.query_params.get("expires", "")
-        names = [quote(request.path_params[name]) for name in ("run", "name", "file")]
-        path = "/files/" + "/".join(names)
-        right = self._signature(path, expires)
-        given = request.query_params.get("signature", "")
+        run, name, file = (request.path_params[each] for each in ("run", "name", "file"))
+        expires, given = (request.query_params.get(each, "") for each in ("expires", "signature"))
+        right = self._signature(f"{run}/{name}/{file}", expires)
         if not hmac.compare_digest(given.encode(), right.encode()) or int(expires) < time.time():
             raise Refused("the link is wrong or has expired; ask for it again", 403)
-        run, name, file = (request.path_params[each] for each in ("run", "name", "file"))
         _, _, folder = self._store.find(f"tinker://{run}/external_weights/{name}")
         if file not in {each.name for each in self._store.files(folder)}:
             raise Refused(f"there is no file {file!r}", 404)
         return FileResponse(folder / file)
 
-    def _signature(self, path: str, expires: object) -> str:
-        return hmac.new(self._secret, f"{path} {expires}".encode(), hashlib.sha256).hexdigest()
+    def _signature(self, place: str, expires: object) -> str:
+        return hmac.new(self._secret, f"{place} {expires}".encode(), hashlib.sha256).hexdigest()
 
 
 class _TinkerPath(BaseModel):
@@ -331,14 +307,22 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _plain(handle: Callable[[Request], BaseModel]) -> _Handler:
+def _json(kind: type[Any], handle: Callable[[Any], BaseModel]) -> _Handler:
     async def endpoint(request: Request) -> Response:
-        return _response(Answer.of(await asyncio.to_thread(handle, request)))
+        return _response(handle(read_json(kind, await _body(request))))
 
     return endpoint
 
 
-def _response(answer: Answer) -> Response:
+def _plain(handle: Callable[[Request], BaseModel]) -> _Handler:
+    async def endpoint(request: Request) -> Response:
+        return _response(await asyncio.to_thread(handle, request))
+
+    return endpoint
+
+
+def _response(found: Answer | BaseModel) -> Response:
+    answer = found if isinstance(found, Answer) else Answer.of(found)
     return Response(answer.content, media_type=answer.media_type)
 
 

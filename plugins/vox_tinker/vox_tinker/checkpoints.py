@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -218,14 +218,11 @@ class Store:
             raise missing
         return record, chosen, folder
 
-    def checkpoints(self, model_id: str) -> list[types.Checkpoint]:
+    def checkpoints(self, model_id: str) -> Sequence[types.Checkpoint]:
         """Return those of a training client, the newest first; expired ones are removed."""
         folders = [p for kind in get_args(Kind) for p in (self.folder(model_id) / kind).glob("*")]
         found = [about for folder in folders if (about := _live(folder))]
-        found.sort(key=lambda each: each.time, reverse=True)
-        return [
-            types.Checkpoint.model_validate(each.model_dump(exclude={"seq_id"})) for each in found
-        ]
+        return sorted(found, key=lambda each: each.time, reverse=True)
 
     def delete(self, model_id: str, checkpoint_id: str) -> None:
         """Remove a checkpoint (404 if there is none)."""

@@ -45,6 +45,8 @@ _REPEATED = {"create_model", "load_weights", "forward_backward", "optim_step"}
 """Requests that are computed again after a restart although their results are known."""
 _PASSES = {"forward", "forward_backward"}
 Computed: TypeAlias = "Answer | Passing[Answer]"
+Queued: TypeAlias = types.UntypedAPIFuture
+_Handle: TypeAlias = "Callable[[Any, Sent], Queued]"
 log = logging.getLogger("vox_tinker")
 
 
@@ -87,14 +89,18 @@ class Client:
 
 
 class Clients:
-    """Training clients, in memory and in the journal."""
+    """Training clients, in memory and in the journal.
+
+    Attributes:
+        verbs: requests in JSON that are numbered and kept, with their type and what queues them.
+    """
 
     def __init__(self, sessions: Sessions) -> None:
         self.sessions, self.store, self.futures = sessions, sessions.store, sessions.futures
         self._journal = Journal(sessions.store.root / ".sessions" / "requests.sqlite")
         self._clients: dict[str, Client] = {}
         self._opening: set[str] = set()
-        self._verbs: dict[str, tuple[type[BaseModel], Callable[[Any, Sent], Any]]] = {
+        self.verbs: dict[str, tuple[type[BaseModel], _Handle]] = {
             "create_model": (types.CreateModelRequest, self._create_model),
             "optim_step": (types.OptimStepRequest, self._optim_step),
             "load_weights": (types.LoadWeightsRequest, self._load_weights),
@@ -105,22 +111,21 @@ class Clients:
             ),
         }  # fmt: skip
 
-    def submit(self, verb: str, body: bytes) -> types.UntypedAPIFuture:
+    def submit(self, verb: str, body: bytes) -> Queued:
         """Take a request of a training client, or one that makes a training client.
 
         Raises:
             Refused: it cannot be carried out, and is not kept.
         """
-        if verb not in self._verbs:
+        if verb not in self.verbs:
             return self._pass(body)
-        (kind, handle), sent = self._verbs[verb], Sent(verb, body)
+        (kind, handle), sent = self.verbs[verb], Sent(verb, body)
         try:
-            made: types.UntypedAPIFuture = handle(read_json(kind, body), sent)
+            return handle(read_json(kind, body), sent)
         except Refused as error:
-            made = self._fail(sent, error)
-        return made
+            return self._fail(sent, error)
 
-    def _fail(self, sent: Sent, error: Refused) -> types.UntypedAPIFuture:
+    def _fail(self, sent: Sent, error: Refused) -> Queued:
         """Answer a numbered request with its error: the next ones wait for its number."""
 
         def compute(_: Training) -> Answer:
@@ -153,8 +158,8 @@ class Clients:
                 if client.training:
                     client.served.engine.run(client.training.close, model_id)
 
-    def info(self, model_id: str) -> types.GetInfoResponse:
-        client = self.client(model_id)
+    def info(self, request: types.GetInfoRequest) -> types.GetInfoResponse:
+        client = self.client(request.model_id)
         model = client.served.base.inputs.model
         tokenizer = str(model.tokenizer) if self.sessions.local or not model.hub else model.hub
         return types.GetInfoResponse(
@@ -162,7 +167,7 @@ class Clients:
             model_data=types.ModelData(
                 arch=model.model_type, model_name=client.record.base_model, tokenizer_id=tokenizer
             ),
-            model_id=model_id,
+            model_id=request.model_id,
             is_lora=True,
             lora_rank=client.record.lora.rank,
             model_name=client.record.base_model,
@@ -217,7 +222,7 @@ class Clients:
 
     # --- training ---------------------------------------------------------------------------------
 
-    def _create_model(self, request: types.CreateModelRequest, sent: Sent) -> Any:
+    def _create_model(self, request: types.CreateModelRequest, sent: Sent) -> Queued:
         lora, optimizer = request.lora_config, request.optimizer_config
         if lora is None:
             raise Refused("lora_config: full fine-tuning is not supported; pass a LoraConfig")
@@ -229,7 +234,7 @@ class Clients:
             request.user_metadata, sent,
         )  # fmt: skip
 
-    def _load_weights(self, request: types.LoadWeightsRequest, sent: Sent) -> Any:
+    def _load_weights(self, request: types.LoadWeightsRequest, sent: Sent) -> Queued:
         if request.weights_access_token:
             raise Refused("weights_access_token is not supported")
         if request.optimizer_config is not None and request.optimizer_config.type != "adamw":
@@ -260,7 +265,7 @@ class Clients:
         metadata: Mapping[str, Any] | None,
         sent: Sent,
         start: tuple[str, Path, bool] | None = None,
-    ) -> types.UntypedAPIFuture:
+    ) -> Queued:
         """Make a training client; `start` is its path, folder, and whether with optimizer state."""
         self.sessions.beat(session_id)
         model_id = f"{session_id}:train:{number}"
@@ -281,10 +286,7 @@ class Clients:
             client.training = Training(client.served.base, model_id, folder, record, state)
             self.store.write_record(record.model_copy(update={"computed": computed}))
             if start:
-                found = types.LoadWeightsResponse(
-                    path=start[0], model_id=model_id, type="load_weights"
-                )
-                return Answer.of(found)
+                return _loaded(start[0], model_id)
             return Answer.of(types.CreateModelResponse(model_id=model_id))
 
         return self._queue(self._clients[model_id], 0, sent, make)
@@ -311,21 +313,21 @@ class Clients:
             user_metadata=None if not metadata else {k: str(v) for k, v in metadata.items()},
         )
 
-    def _pass(self, body: bytes) -> types.UntypedAPIFuture:
+    def _pass(self, body: bytes) -> Queued:
         asked = read_pass(body)
         verb = "forward" if asked.forward_only else "forward_backward"
         return self._accept(
             asked.model_id, asked.seq_id, Sent(verb, body), lambda each: each.run_pass(asked)
         )
 
-    def _optim_step(self, request: types.OptimStepRequest, sent: Sent) -> types.UntypedAPIFuture:
+    def _optim_step(self, request: types.OptimStepRequest, sent: Sent) -> Queued:
         return self._accept(
             request.model_id, request.seq_id, sent, lambda each: each.step(request.optim_params)
         )
 
     def _accept(
         self, model_id: str, seq_id: int | None, sent: Sent, compute: Callable[[Training], Computed]
-    ) -> types.UntypedAPIFuture:
+    ) -> Queued:
         """Queue a request of a training client, in its order.
 
         Raises:
@@ -344,7 +346,7 @@ class Clients:
 
     def _queue(
         self, client: Client, seq_id: int, sent: Sent, compute: Callable[[Client], Computed]
-    ) -> types.UntypedAPIFuture:
+    ) -> Queued:
         model_id = client.record.model_id
         kept = self._journal.find(model_id, seq_id)
         if kept is not None and kept.digest != sent.digest:
@@ -359,7 +361,7 @@ class Clients:
         while start := client.waiting.pop(client.next, None):
             start()
             client.next += 1
-        return types.UntypedAPIFuture(request_id=f"{model_id}:{seq_id}", model_id=model_id)
+        return Queued(request_id=f"{model_id}:{seq_id}", model_id=model_id)
 
     def _job(
         self,
@@ -431,7 +433,7 @@ class Clients:
             )
             log.error(client.fault)
 
-    def unload(self, request: types.UnloadModelRequest) -> types.UntypedAPIFuture:
+    def unload(self, request: types.UnloadModelRequest) -> Queued:
         """Free the memory of a training client, after the requests that came before."""
         model_id = request.model_id
         client = self.client(model_id)
@@ -448,7 +450,7 @@ class Clients:
 
         self.futures.create(request_id)
         client.served.engine.run(close, model_id)
-        return types.UntypedAPIFuture(request_id=request_id, model_id=model_id)
+        return Queued(request_id=request_id, model_id=model_id)
 
     def _forget(self, model_id: str) -> None:
         self._journal.forget(model_id)
@@ -488,16 +490,16 @@ class Clients:
 
     # --- saved weights ----------------------------------------------------------------------------
 
-    def _save_weights(self, request: types.SaveWeightsRequest, sent: Sent) -> Any:
+    def _save_weights(self, request: types.SaveWeightsRequest, sent: Sent) -> Queued:
         return self._save("weights", request, sent, types.SaveWeightsResponse)
 
-    def _save_external(self, request: types.SaveWeightsExternalRequest, sent: Sent) -> Any:
+    def _save_external(self, request: types.SaveWeightsExternalRequest, sent: Sent) -> Queued:
         if request.age_encryption_recipients:
             raise Refused("age_encryption_recipients is not supported")
         kind = types.SaveWeightsExternalResponseInternal
         return self._save("external_weights", request, sent, kind)
 
-    def _save(self, kind: Kind, request: Any, sent: Sent, answer: type[BaseModel]) -> Any:
+    def _save(self, kind: Kind, request: Any, sent: Sent, answer: type[BaseModel]) -> Queued:
         """Save the weights of a training client under a name."""
         name = request.path
         if name is None:
@@ -509,7 +511,7 @@ class Clients:
 
         return self._accept(request.model_id, request.seq_id, sent, compute)
 
-    def _save_for_sampler(self, request: types.SaveWeightsForSamplerRequest, sent: Sent) -> Any:
+    def _save_for_sampler(self, request: types.SaveWeightsForSamplerRequest, sent: Sent) -> Queued:
         """Save weights under a name, or make a sampler of them."""
         if request.path is not None:
             kind: type[BaseModel] = types.SaveWeightsForSamplerResponseInternal
@@ -557,10 +559,11 @@ class Clients:
         record, _, folder = self.store.find(request.path)
         self.sessions.require_base(served, record, "path")
         training.load(state_folder(folder), optimizer=request.optimizer)
-        found = types.LoadWeightsResponse(
-            path=request.path, model_id=request.model_id, type="load_weights"
-        )
-        return Answer.of(found)
+        return _loaded(request.path, request.model_id)
+
+
+def _loaded(path: str, model_id: str | None) -> Answer:
+    return Answer.of(types.LoadWeightsResponse(path=path, model_id=model_id, type="load_weights"))
 
 
 def _computed(served: Served, shape: Shape) -> str:
