@@ -23,4 +23,4 @@ from vox_core.run.load import (
     open_model as open_model,
     prompt_text as prompt_text,
 )
-from vox_core.run.sampling import Sampling as Sampling
+from vox_core.run.sampling import Sampling as Sampling, top_log_probs as top_log_probs

@@ -61,16 +61,14 @@ def test_more_samples_than_may_wait_are_sent_again_by_the_sdk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sampling, "WAITING", 1)
-    own, refused, begin = sampling.Samplers.sample, threading.Event(), threading.Event()
+    refused, begin = threading.Event(), threading.Event()
 
-    def sample(self: sampling.Samplers, request: types.SampleRequest) -> types.UntypedAPIFuture:
-        try:
-            return own(self, request)
-        except Refused:
+    class Noted(Refused):
+        def __init__(self, text: str, status: int = 400) -> None:
+            super().__init__(text, status)
             refused.set()
-            raise
 
-    monkeypatch.setattr(sampling.Samplers, "sample", sample)
+    monkeypatch.setattr(sampling, "Refused", Noted)
     sampler = service.create_sampling_client(base_model="tiny").result()
     try:
         served.engine.run(lambda: begin.wait() and None)

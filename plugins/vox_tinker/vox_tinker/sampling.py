@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tinker import types
 
-from vox_core.api.generating import AnswerText, Prompt, Sampling
+from vox_core.api.generating import AnswerText, Prompt, Sampling, top_log_probs
 from vox_core.api.models import positions, resolve_reference
 from vox_core.api.plans import vocabulary_size
 from vox_core.api.rows import special_ids
@@ -50,37 +49,31 @@ class Adapters:
 
     def __init__(self, base: TrainingBase) -> None:
         self._base = base
-        self._used: Counter[str] = Counter()
-        self._loaded: dict[str, None] = {}  # the least recently used one first
+        self._uses: dict[str, int] = {}  # of the loaded ones, the least recently used one first
 
     def acquire(self, folder: Path | None) -> str | None:
         """Load an adapter, unless it is there, and keep it until `release`; return its name."""
         if folder is None:
             return None
         name = f"{folder} {folder.stat().st_mtime_ns}"  # it may be replaced under its name
-        if name not in self._loaded:
+        if name not in self._uses:
             self._make_room()
             self._base.trainer.add_adapter(name, self._read(folder))
-        self._loaded.pop(name, None)
-        self._loaded[name] = None
-        self._used[name] += 1
+        self._uses[name] = self._uses.pop(name, 0) + 1
         return name
 
     def release(self, name: str | None) -> None:
         """Let go of an adapter."""
         if name is not None:
-            self._used[name] -= 1
+            self._uses[name] -= 1
 
     def _make_room(self) -> None:
-        for name in [name for name in self._loaded if not self._used[name]]:
-            if len(self._loaded) < LOADED:
+        for name in [name for name, uses in self._uses.items() if not uses]:
+            if len(self._uses) < LOADED:
                 return
-            self._remove(name)
-
-    def _remove(self, name: str) -> None:
-        del self._loaded[name], self._used[name]
-        self._base.generator.forget(name)
-        self._base.trainer.remove_adapter(name)
+            del self._uses[name]
+            self._base.generator.forget(name)
+            self._base.trainer.remove_adapter(name)
 
     def _read(self, folder: Path) -> AdapterState:
         found = resolve_reference(str(folder), base=str(self._base.inputs.model.path)).adapter
@@ -95,19 +88,15 @@ class SampleWork:
 
     Args:
         folder: of the sampler's weights; None: the base.
-        top: number of most likely tokens that are wanted for each sampled one.
-        prompt_top: and for each token of the prompt.
+        tokens: of the prompt.
         scored: number of the prompt's last tokens that are scored.
     """
 
     base: TrainingBase
     folder: Path | None
+    request: types.SampleRequest
     tokens: list[int]
     sampling: Sampling
-    count: int
-    stop: types.SamplingParams
-    top: int
-    prompt_top: int
     scored: int
 
     @classmethod
@@ -152,44 +141,39 @@ class SampleWork:
         wanted = bool(request.prompt_logprobs or request.topk_prompt_logprobs)
         if last is not None and not 1 <= last < len(tokens):
             raise Refused(f"prompt_logprobs_last_n={last}: it must be 1 to {len(tokens) - 1}")
-        return cls(
-            base, folder, tokens, sampling, request.num_samples, params,
-            request.topk_sample_logprobs, request.topk_prompt_logprobs,
-            (last or len(tokens) - 1) if wanted else 0,
-        )  # fmt: skip
+        scored = (last or len(tokens) - 1) if wanted else 0
+        return cls(base, folder, request, tokens, sampling, scored)
 
     def start(
         self, engine: Engine, adapters: Adapters, resolve: Callable[[Answer], None]
     ) -> list[Row]:
         """Score the prompt, and queue the rows; `resolve` is called when all have ended."""
-        name = adapters.acquire(self.folder)
+        name, asked = adapters.acquire(self.folder), self.request
         try:
             scores_P = self._prompt_scores(name) if self.scored else None
-            best = self._prompt_best(name) if self.prompt_top else None
+            best = self._prompt_best(name) if asked.topk_prompt_logprobs else None
         except BaseException:
             adapters.release(name)
             raise
-        left = self.count
+        left, top = asked.num_samples, asked.topk_sample_logprobs
 
         def finished() -> None:
             nonlocal left
             left -= 1
             if left == 0:
                 adapters.release(name)
-                resolve(outcome(lambda: _answer(rows, scores_P, best, self.top)))
+                resolve(outcome(lambda: _answer(rows, scores_P, best, top)))
 
-        rows = [Row(self._prompt(name, index), finished) for index in range(self.count)]
+        rows = []
+        for index in range(asked.num_samples):
+            own = replace(self.sampling, row=index)
+            rows.append(Row(Prompt(self.tokens, own, self._ended(), name, top), finished))
         engine.sample(rows)
         return rows
 
-    def _prompt(self, adapter: str | None, index: int) -> Prompt:
-        return Prompt(
-            self.tokens, replace(self.sampling, row=index), self._ended(), adapter, self.top
-        )
-
     def _ended(self) -> Callable[[int], bool]:
         """Return what ends a row: the end of the turn, and the stops of the request."""
-        stop, tokenizer = self.stop.stop, self.base.encoder.tokenizer
+        stop, tokenizer = self.request.sampling_params.stop, self.base.encoder.tokenizer
         if stop is not None and not stop:
             return lambda _: False
         asked = [stop] if isinstance(stop, str) else list(stop or ())
@@ -221,9 +205,7 @@ class SampleWork:
         if not self.scored:
             return found
         for logits_V in self.base.trainer.logits(tokens_P, adapter, first).astype(np.float64):
-            best = np.argsort(-logits_V, kind="stable")[: self.prompt_top]
-            norm = logits_V.max() + np.log(np.exp(logits_V - logits_V.max()).sum())
-            found.append([(int(each), float(logits_V[each] - norm)) for each in best])
+            found.append(top_log_probs(logits_V, self.request.topk_prompt_logprobs))
         return found
 
 
@@ -238,11 +220,8 @@ class Samplers:
     def create(
         self, request: types.CreateSamplingSessionRequest
     ) -> types.CreateSamplingSessionResponse:
-        session, number = (
-            self._sessions.session(request.session_id),
-            request.sampling_session_seq_id,
-        )
-        name = request.base_model
+        session = self._sessions.session(request.session_id)
+        number, name = request.sampling_session_seq_id, request.base_model
         if request.model_path is not None:
             record, _, _ = self._sessions.store.find(request.model_path)
             if name is not None:
