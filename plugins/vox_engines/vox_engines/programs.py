@@ -165,7 +165,6 @@ class Vllm(Program):
         return options
 
     def listening(self, socket: Path) -> list[str]:
-        """See `Program`."""
         return ["--uds", str(socket)]
 
     def addressed(self, model: Served) -> dict[str, Any]:
@@ -176,7 +175,6 @@ class Vllm(Program):
     def rendered(
         self, post: Post, model: Served, messages: Sequence[Mapping[str, str]]
     ) -> list[int]:
-        """See `Program`."""
         body = {"model": model.name, "messages": messages, "chat_template": model.template}
         return list(post("/tokenize", body)["tokens"])
 
@@ -239,7 +237,6 @@ class LlamaCpp(Program):
         return options
 
     def listening(self, socket: Path) -> list[str]:
-        """See `Program`."""
         return ["--host", str(socket)]
 
     def translated(self, body: dict[str, Any], longest: int) -> dict[str, Any]:
@@ -268,7 +265,6 @@ class LlamaCpp(Program):
     def rendered(
         self, post: Post, model: Served, messages: Sequence[Mapping[str, str]]
     ) -> list[int]:
-        """See `Program`."""
         text = post("/apply-template", {"messages": messages})["prompt"]
         body = {"content": text, "add_special": True, "parse_special": True}
         return list(post("/tokenize", body)["tokens"])

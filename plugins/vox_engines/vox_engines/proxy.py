@@ -17,13 +17,12 @@ import secrets
 import shlex
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import httpx2
 import numpy as np
-from starlette.responses import StreamingResponse
 
 from vox_core.api.files import read_json
 from vox_core.api.models import positions
@@ -32,16 +31,15 @@ from vox_core.errors import BackendError, ConfigError
 from vox_engines.keeper import URL, Keeper, Process
 from vox_engines.programs import Program, find
 from vox_serve.app import Api, Limits
-from vox_serve.guard import json_response, unless_gone
+from vox_serve.guard import json_response, queue_full, unavailable, unless_gone
 from vox_serve.requests import ApiError, ChatRequest
 from vox_serve.responses import DONE, event
+from vox_serve.running import Events
 from vox_serve.served import PROBE, Proof, prove
-from vox_serve.stateless import Stateless
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import Receive, Scope, Send
 
     from vox_core.api.models import Observe
     from vox_serve.app import Guide
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
     from vox_serve.served import Selection, Served
     from vox_serve.settings import ServeSettings
 
-RETRY_AFTER = 1
+FAILED = "the program ended, or failed"
 NOISE: dict[DType, float] = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.02}
 """Nats. A program batches and caches as it likes, so that one log-probability computed twice may
 differ by so much. Chosen, not measured: benchmarks/engines.py prints the distances."""
@@ -183,7 +181,7 @@ def _require_same_prompts(running: Process, program: Program, model: Served) -> 
     Raises:
         BackendError: B004, it does not.
     """
-    if not model.has_template:
+    if model.template is None:
         return
     messages = [{"role": role, "content": content} for role, content in _CONVERSATION]
     ours, theirs = model.render(messages), program.rendered(running.post, model, messages)
@@ -235,8 +233,7 @@ class _Gate:
             ApiError: 429, there is no room.
         """
         if self._inside + answers > self.max_batch + self._queue:
-            what = f"{self.waiting} answers wait already; try again later"
-            raise ApiError(429, what, code="queue_full", retry_after=RETRY_AFTER)
+            raise queue_full(self.waiting)
         self._inside += answers
 
     def leave(self, answers: int) -> None:
@@ -277,21 +274,17 @@ class Proxy(Api):
         prompts: Sequence[Sequence[int]],
         guide: Guide,
     ) -> Response:
-        if isinstance(form, Stateless):
-            raise ApiError(400, f"/v1/responses is not there with --engine {self._program.name}")
         body, top = self._body(asked, model, prompts), asked.top or 0
         answers = len(prompts) * asked.n
         self._gate.enter(answers)
-        try:
+        async with AsyncExitStack() as ended:
+            ended.callback(self._gate.leave, answers)
             response = await unless_gone(request, self._send(request.url.path, body))
+            ended.push_async_callback(response.aclose)
             if asked.stream:
                 events = _events(response, model, self._program, top)
-                return _Relayed(response, events, lambda: self._gate.leave(answers))
+                return Events(events, ended.pop_all())
             document = await unless_gone(request, _document(response))
-        except BaseException:
-            self._gate.leave(answers)
-            raise
-        self._gate.leave(answers)
         return json_response({**self._program.answered(document, top, {}), "model": model.name})
 
     def _body(
@@ -338,36 +331,21 @@ class Proxy(Api):
             ApiError: the program refuses it, or there is none.
         """
         if self._gate.failed:
-            raise _unavailable(self._gate.failed)
+            raise unavailable(self._gate.failed)
         request = self._client.build_request("POST", path, json=body)
         try:
             response = await self._client.send(request, stream=True)
             if response.is_error:
                 raise _refused(response.status_code, await response.aread(), self._program.name)
         except httpx2.HTTPError as error:
-            raise _unavailable(f"{self._program.name} ended") from error
+            raise unavailable(f"{self._program.name} ended") from error
         return response
-
-
-class _Relayed(StreamingResponse):
-    """The program's server-sent events, under the model's name."""
-
-    def __init__(self, response: httpx2.Response, events: AsyncIterator[bytes], leave: Any) -> None:
-        headers = {"Cache-Control": "no-cache"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._response, self._leave = response, leave
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._leave()
-            await self._response.aclose()
 
 
 async def _events(
     response: httpx2.Response, model: Served, program: Program, top: int
 ) -> AsyncIterator[bytes]:
+    """Yield the program's server-sent events, under the model's name."""
     offsets = dict[int, int]()
     try:
         async for line in response.aiter_lines():
@@ -382,16 +360,14 @@ async def _events(
                 raise ValueError(document["error"])
             yield event({**program.answered(document, top, offsets), "model": model.name})
     except (httpx2.HTTPError, ValueError):
-        yield event(_unavailable("the program ended, or failed").body)
+        yield event(unavailable(FAILED).body)
 
 
 async def _document(response: httpx2.Response) -> dict[str, Any]:
     try:
         return dict(json.loads(await response.aread()))
     except (httpx2.HTTPError, ValueError) as error:
-        raise _unavailable("the program ended, or failed") from error
-    finally:
-        await response.aclose()
+        raise unavailable(FAILED) from error
 
 
 def _refused(status: int, body: bytes, name: str) -> ApiError:
@@ -403,8 +379,4 @@ def _refused(status: int, body: bytes, name: str) -> ApiError:
         message, param = "no reason given", None
     if status in (400, 404, 413, 422, 429):
         return ApiError(400 if status != 429 else 429, f"{name}: {message}", param=param)
-    return _unavailable(f"{name} failed")
-
-
-def _unavailable(what: str) -> ApiError:
-    return ApiError(503, f"{what}; send the request again later", retry_after=RETRY_AFTER)
+    return unavailable(f"{name} failed")

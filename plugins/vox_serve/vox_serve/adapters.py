@@ -27,7 +27,7 @@ from vox_core.api.models import read_probe, resolve_reference
 from vox_core.api.tokenizers import load_tokenizer
 from vox_core.errors import ProofError, VoxError
 from vox_serve.engine import Engine, EngineFailed
-from vox_serve.guard import json_response, read_body
+from vox_serve.guard import json_response, read_body, unavailable
 from vox_serve.requests import ApiError, parse
 from vox_serve.served import NAME, Proof, Selection, Served, prove, require_one_base
 
@@ -186,7 +186,7 @@ def _refused(function: Callable[..., R], *given: Any) -> R:
     try:
         return function(*given)
     except EngineFailed as error:
-        raise ApiError(503, f"{error}; send the request again later") from error
+        raise unavailable(error) from error
     except ProofError as error:
         found = f"{error.what}: {error.found}; expected: {error.expected}"
         raise ApiError(400, f"{found} ({error.code})", param="path") from error

@@ -24,13 +24,7 @@ from vox_serve import page
 from vox_serve.engine import Engine
 from vox_serve.grammar import Constraint, GrammarFault
 from vox_serve.guard import Guard, error_response, fault, json_response, read_body, refusal
-from vox_serve.requests import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    TokenizeRequest,
-    parse,
-)
+from vox_serve.requests import ApiError, ChatRequest, CompletionRequest, TokenizeRequest, parse
 from vox_serve.responses import Chat, Form, Text
 from vox_serve.running import Running
 from vox_serve.served import Served
@@ -220,12 +214,10 @@ class Api:
     async def _complete(self, request: Request) -> Response:
         asked = await run_in_threadpool(parse, CompletionRequest, await read_body(request))
         model = self._model(asked.model)
-        prompts = []
-        for prompt in asked.prompts:
-            if isinstance(prompt, str):
-                prompts.append(await run_in_threadpool(model.encode, prompt))
-            else:
-                prompts.append(prompt)
+        prompts = [
+            await run_in_threadpool(model.encode, each) if isinstance(each, str) else each
+            for each in asked.prompts
+        ]
         form = Text(model, logprobs=asked.top is not None, usage=asked.stream_options.include_usage)
         guide = Guide(await run_in_threadpool(_matcher, model, asked.constraint), asked.stop)
         return await self._answer(request, asked, model, form, prompts, guide)
@@ -317,7 +309,7 @@ def _prompt(model: Served, asked: ChatRequest | TokenizeRequest) -> str:
     Raises:
         ApiError: 400, the model's chat template cannot write it, or there is none.
     """
-    if not model.has_template:
+    if model.template is None:
         found = f"the model {model.name} has no chat template; use /v1/completions"
         raise ApiError(400, found, param="model")
     messages = [message.rendered for message in asked.messages or ()]

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.api.commands import (
-    Command,
-    options_of,
-    print_table,
-    settings_from,
-)
+from vox_core.api.commands import Command, options_of, print_table, settings_from
 from vox_core.api.progress import display
 from vox_serve.settings import ServeSettings
 

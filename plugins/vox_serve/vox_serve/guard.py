@@ -29,6 +29,8 @@ KEYLESS = {"/", "/health"}
 BODY_SECONDS = 60.0
 """Time for a client to send its body."""
 CLIENT_GONE = 499
+RETRY_AFTER = 1
+"""Seconds, for a client that is refused now and not for good."""
 _JSON = "application/json"
 Result = TypeVar("Result")
 
@@ -121,6 +123,17 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Re
 async def _client_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def unavailable(why: object) -> ApiError:
+    """Return the error of a request that cannot be answered now."""
+    return ApiError(503, f"{why}; send the request again later", retry_after=RETRY_AFTER)
+
+
+def queue_full(waiting: int) -> ApiError:
+    """Return the error of a request that there is no room for."""
+    what = f"{waiting} answers wait already; try again later"
+    return ApiError(429, what, code="queue_full", retry_after=RETRY_AFTER)
 
 
 def json_response(body: object, status: int = 200) -> Response:

@@ -7,7 +7,6 @@ Beyond OpenAI's fields there are vLLM's `top_k`, `min_p` and `repetition_penalty
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections import Counter
@@ -21,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from vox_core.api.files import JsonFault, is_deep, parse_json
 from vox_core.api.generating import tool_calls, tool_schemas
 from vox_core.api.rows import RowError, faulty
+from vox_core.api.settings import did_you_mean
 from vox_serve.grammar import Constraint, choice_grammar
 
 MAX_BODY = 4 << 20
@@ -339,12 +339,10 @@ class ChatRequest(_Request):
 
     @property
     def most(self) -> int | None:
-        """See `_Request`."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def constraint(self) -> Constraint | None:
-        """See `_Request`."""
         return self.response_format.constraint or super().constraint
 
     @property
@@ -389,7 +387,6 @@ class CompletionRequest(_Request):
 
     @property
     def top(self) -> int | None:
-        """See `ChatRequest`."""
         return self.logprobs
 
 
@@ -459,10 +456,8 @@ def supported(data: Mapping[str, Any], kind: type[Lenient]) -> dict[str, Any]:
         if name in kind.model_fields:
             kept[name] = value
         elif value not in kind.neutral.get(name, ()):
-            near = difflib.get_close_matches(name[:_SHOWN], kind.model_fields, n=1)
-            what = (
-                f"did you mean {near[0]}?" if near and name not in kind.neutral else "leave it out"
-            )
+            near = did_you_mean(name[:_SHOWN], kind.model_fields)
+            what = near if near and name not in kind.neutral else "leave it out"
             raise _unsupported(_short(name), f"; {what}")
     return kept
 

@@ -7,9 +7,9 @@ cancels the answers that have not ended.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,16 +18,13 @@ from starlette.responses import StreamingResponse
 from vox_core.api.generating import AnswerText, Sampling
 from vox_serve.engine import Answer, Engine, EngineFailed, Piece, QueueFull
 from vox_serve.grammar import GuidedText
-from vox_serve.guard import json_response, unless_gone
-from vox_serve.requests import ApiError
+from vox_serve.guard import json_response, queue_full, unavailable, unless_gone
 from vox_serve.responses import Form, event, joined
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
-
-RETRY_AFTER = 1
 
 
 class Running:
@@ -70,32 +67,29 @@ class Running:
         try:
             self._engine.submit(self._answers)
         except QueueFull as error:
-            raise ApiError(
-                429,
-                f"{self._engine.waiting} answers wait already; try again later",
-                code="queue_full",
-                retry_after=RETRY_AFTER,
-            ) from error
+            raise queue_full(self._engine.waiting) from error
         except EngineFailed as error:
-            raise _failed(error) from error
+            raise unavailable(error) from error
         self._counts["vox_prompt_tokens_total"] += self._prompt_tokens
 
     def streamed(self) -> Response:
         """Return a response of server-sent events."""
-        return _Events(self._events(), self.cancel)
+        ended = AsyncExitStack()
+        ended.callback(self._cancel)
+        return Events(self._events(), ended)
 
     async def whole(self, request: Request) -> Response:
         """Answer when all is generated; stop when the client goes away."""
         try:
             answers = await unless_gone(request, self._collect())
         except EngineFailed as error:
-            raise _failed(error) from error
+            raise unavailable(error) from error
         finally:
-            self.cancel()
+            self._cancel()
         count = self._count(answers)
         return json_response(self._form.completion(answers, self._prompt_tokens, count))
 
-    def cancel(self) -> None:
+    def _cancel(self) -> None:
         """Stop generating what has not ended."""
         self._engine.cancel(self._answers)
 
@@ -110,7 +104,7 @@ class Running:
                 for each in self._form.piece(index, piece):
                     yield each
         except EngineFailed as error:
-            yield event(_failed(error).body)
+            yield event(unavailable(error).body)
             return
         for each in self._form.closing(self._prompt_tokens, generated):
             yield each
@@ -144,27 +138,20 @@ class Running:
 
     def _emitter(self, index: int) -> Callable[[Piece | EngineFailed], None]:
         def emit(piece: Piece | EngineFailed) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody reads it
+            with suppress(RuntimeError):  # the event loop is closed: nobody reads it
                 self._loop.call_soon_threadsafe(self._arrived.put_nowait, (index, piece))
 
         return emit
 
 
-class _Events(StreamingResponse):
-    """Server-sent events; `cancel` is called when the response has ended, however it did."""
+class Events(StreamingResponse):
+    """Server-sent events; `ended` is unwound when the response has ended, however it did."""
 
-    def __init__(self, events: AsyncIterator[bytes], cancel: Callable[[], None]) -> None:
-        super().__init__(
-            events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
-        self._cancel = cancel
+    def __init__(self, events: AsyncIterator[bytes], ended: AsyncExitStack) -> None:
+        headers = {"Cache-Control": "no-cache"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        async with self._ended:
             await super().__call__(scope, receive, send)
-        finally:
-            self._cancel()
-
-
-def _failed(error: EngineFailed) -> ApiError:
-    return ApiError(503, f"{error}; send the request again later", retry_after=RETRY_AFTER)

@@ -132,7 +132,6 @@ class Served:
         self.vocabulary = len(tokenizer)
         self._tokenizer, self._renderer = tokenizer, Renderer(tokenizer, today=True)
         self.template, self.stop_tokens = self._renderer.template, self._renderer.end_of_turn
-        self.has_template = self.template is not None
         # Concurrent calls of one fast tokenizer may raise "Already borrowed".
         self._lock = lock or Lock()
 
@@ -156,7 +155,7 @@ class Served:
     def render(self, messages: Mappings, tools: Mappings = ()) -> list[int]:
         """Return a conversation's token ids, up to where the assistant speaks; without a chat
         template, those of the last message. Raises what `prompt` does."""
-        if self.has_template:
+        if self.template is not None:
             return self.encode(self.prompt(messages, tools), special=False)
         return self.encode(messages[-1]["content"])
 

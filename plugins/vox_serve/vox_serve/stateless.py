@@ -14,14 +14,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, ValidationError
 
 from vox_serve.engine import Piece
-from vox_serve.requests import (
-    UNUSED,
-    ApiError,
-    ChatRequest,
-    Lenient,
-    StreamOptions,
-    as_api_error,
-)
+from vox_serve.requests import UNUSED, ApiError, ChatRequest, Lenient, StreamOptions, as_api_error
 from vox_serve.responses import Chat, encoded
 from vox_serve.served import Served
 from vox_serve.tools import Call, Calls, new_id
@@ -141,18 +134,15 @@ class Stateless(Chat):
     def completion(
         self, answers: Sequence[Piece], prompt_tokens: int, generated: int
     ) -> dict[str, Any]:
-        """See `Form`."""
         for answer in answers:
             list(self.piece(0, answer))
         return self._response(self._status(), prompt_tokens, generated)
 
     def opening(self, index: int) -> Iterable[bytes]:
-        """See `Form`."""
         yield self._event("response.created", response=self._response("in_progress"))
         yield self._event("response.in_progress", response=self._response("in_progress"))
 
     def piece(self, index: int, piece: Piece) -> Iterable[bytes]:
-        """See `Form`."""
         piece, calls, _ = self._said(index, piece)
         if piece.text or (piece.finish and not calls and not self._output):
             yield from self._words(piece.text)
@@ -164,7 +154,6 @@ class Stateless(Chat):
             yield from self._close()
 
     def closing(self, prompt_tokens: int, generated: int) -> Iterable[bytes]:
-        """See `Form`."""
         status = self._status()
         response = self._response(status, prompt_tokens, generated)
         yield self._event(f"response.{status}", response=response)
