@@ -128,7 +128,7 @@ def test_an_adapter_has_no_number_format(given) -> None:
 
 
 def test_a_base_model_and_an_existing_folder_are_refused(tiny, adapters, tmp_path) -> None:
-    with pytest.raises(AdapterError, match="no adapter to convert"):
+    with pytest.raises(AdapterError, match="no adapter to export"):
         run_convert(tiny("llama"), "mlx", out=tmp_path / "out")
     (tmp_path / "out").mkdir()
     with pytest.raises(OutputError):

@@ -59,34 +59,27 @@ def export(
     from vox_export.export import export as run_export
 
     with display() as shown:
-        report: Any = run_export(
-            run,
-            settings,
-            observe=shown.observe,
-            progress=shown.transfer,
-        )
+        report: Any = run_export(run, settings, observe=shown.observe, progress=shown.transfer)
     if as_json:
         print_json(report)
-    elif settings.to in ("peft", "mlx-lora"):
-        _show_converted(report)
-    else:
-        _show(report)
+        return report  # type: ignore[no-any-return]
+    alone = settings.to in ("peft", "mlx-lora")
+    print_table(_converted(report) if alone else _exported(report))
+    for note in report.notes:
+        click.echo(f"note: {note}")
+    following = command("vox", "chat", report.out) if alone else _next(report)
+    click.echo(printable(f"next: {following}"))
     return report  # type: ignore[no-any-return]
 
 
-def _show(report: ExportReport) -> None:
+def _exported(report: ExportReport) -> dict[str, str]:
     alone = report.quality is not None and report.quality.source == "the model"
-    print_table(
-        {
-            "exported": str(report.file or report.out),
-            "format": f"{report.format}, {report.quant}, {megabytes(report.bytes)}",
-            "model" if alone else "base": report.base,
-            **(_figures(report.quality) if report.quality else {}),
-        }
-    )
-    for note in report.notes:
-        click.echo(f"note: {note}")
-    click.echo(printable(f"next: {_next(report)}"))
+    return {
+        "exported": str(report.file or report.out),
+        "format": f"{report.format}, {report.quant}, {megabytes(report.bytes)}",
+        "model" if alone else "base": report.base,
+        **(_figures(report.quality) if report.quality else {}),
+    }
 
 
 def _figures(found: Quality) -> dict[str, str]:
@@ -117,20 +110,15 @@ def _next(report: ExportReport) -> str:
     return command("llama-server", "-m", report.file, "--jinja")
 
 
-def _show_converted(report: ConvertReport) -> None:
+def _converted(report: ConvertReport) -> dict[str, str]:
     whole = f", {report.saved} whole tensors" if report.saved else ""
-    print_table(
-        {
-            "exported": str(report.out),
-            "format": f"{NAMES[report.source_format]} to {NAMES[report.format]}",
-            "base": f"{report.base}, {report.modules} modules{whole}",
-            "update": f"differs from the source's by {report.update_error:.1e} of its size at most",
-            "logits": _logits(report),
-        }
-    )
-    for note in report.notes:
-        click.echo(f"note: {note}")
-    click.echo(printable(f"next: {command('vox', 'chat', report.out)}"))
+    return {
+        "exported": str(report.out),
+        "format": f"{NAMES[report.source_format]} to {NAMES[report.format]}",
+        "base": f"{report.base}, {report.modules} modules{whole}",
+        "update": f"differs from the source's by {report.update_error:.1e} of its size at most",
+        "logits": _logits(report),
+    }
 
 
 def _logits(report: ConvertReport) -> str:

@@ -38,6 +38,7 @@ from vox_core.errors import (
     InputError,
     PluginError,
     StorageError,
+    command,
 )
 from vox_export.equivalence import (
     SameLogits,
@@ -100,7 +101,7 @@ def convert(
     require_absent(out)
     source = resolve_reference(reference, base=settings.model, progress=progress)
     if source.adapter is None:
-        raise _nothing_to_convert(reference)
+        raise no_adapter(reference)
     origin = source.folder or Path(reference)
     source_format: Format = "mlx" if is_mlx_folder(origin) else "peft"
     with atomic_folder(out) as folder:
@@ -250,12 +251,13 @@ def _no_numbers(settings: ExportSettings) -> ConfigError:
     )
 
 
-def _nothing_to_convert(reference: str) -> AdapterError:
+def no_adapter(reference: str) -> AdapterError:
+    """Return the error for a reference that is no adapter, where only an adapter is exported."""
     return AdapterError(
         "A001",
-        "there is no adapter to convert",
+        "there is no adapter to export",
         where=reference,
         found="a model",
         expected="a run folder of `vox train`, or a folder saved by PEFT or mlx-lm",
-        remedy="vox export MODEL --to gguf exports a model without an adapter",
+        remedy=f"{command('vox', 'export', reference, '--to', 'gguf')} exports the model",
     )

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -39,7 +40,7 @@ from vox_core.api.models import (
 from vox_core.api.settings import did_you_mean
 from vox_core.api.tokenizers import end_of_turn_ids, load_tokenizer, template_source
 from vox_core.contract import AdapterState, Notice, WriteModelJob
-from vox_core.errors import AdapterError, ConfigError, ModelError, ProofError
+from vox_core.errors import ConfigError, ModelError, ProofError
 from vox_export import convert as adapters
 from vox_export import llama_cpp, ollama, quality
 from vox_export.child import end_child, full_config, without_torch
@@ -172,12 +173,8 @@ def _export_gguf(job: Job, progress: Progress | None) -> ExportReport:
 
         def write(quant: str, path: Path) -> None:
             job.observe(Notice(f"writing {path.name}"))
-            ModelFile(job.source, quant).write(
-                path,
-                vocabulary,
-                job.name,
-                lambda done, total: progress("writing", done, total) if progress else None,
-            )
+            report = partial(progress, "writing") if progress else None
+            ModelFile(job.source, quant).write(path, vocabulary, job.name, report)
 
         quants = _quantised(job, quants, folder, write)
         quant, path, measured, notes = _smallest(job, quants, vocabulary, reference, folder, write)
@@ -331,14 +328,7 @@ def _ids(job: Job, text: str) -> list[int]:
 def _export_lora(job: Job) -> ExportReport:
     source = job.source
     if source.adapter is None:
-        raise AdapterError(
-            "A001",
-            "there is no adapter to export",
-            where=job.reference,
-            found="a model",
-            expected="a run folder, or a folder saved by PEFT or mlx-lm",
-            remedy=f"vox export {job.reference} --to gguf",
-        )
+        raise adapters.no_adapter(job.reference)
     with atomic_folder(job.out) as folder, tempfile.TemporaryDirectory(prefix="vox-") as scratch:
         path = folder / f"{job.name}-lora.gguf"
         write_lora(path, source, job.name)
@@ -368,7 +358,7 @@ def _measure_lora(job: Job, lora: Path, scratch: Path) -> quality.Quality:
     base = replace(job.source, adapter=None)
     model = ModelFile(base, "f32")
     reference = _reference(job, scratch)
-    model.write(scratch / "base.gguf", _vocabulary(job, model), "base", lambda done, total: None)
+    model.write(scratch / "base.gguf", _vocabulary(job, model), "base")
     with quality.scorer_of(scratch / "base.gguf", None, reference, lora) as scorer:
         return quality.measure(reference, scorer)
 
@@ -542,4 +532,4 @@ def write_gguf(source: ModelReference, quant: str, path: Path | None) -> None:
     vocabulary = without_torch(vocabulary_in, source.base.tokenizer, rows)
     end_child()
     if path:
-        model.write(path, vocabulary, source.base.id, lambda done, total: None)
+        model.write(path, vocabulary, source.base.id)

@@ -127,7 +127,11 @@ class ModelFile:
         return sum(target.nbytes for target in self.targets.values())
 
     def write(
-        self, path: Path, vocabulary: Vocabulary, name: str, report: Callable[[int, int], None]
+        self,
+        path: Path,
+        vocabulary: Vocabulary,
+        name: str,
+        report: Callable[[int, int], object] | None = None,
     ) -> None:
         """Write the file.
 
@@ -139,13 +143,18 @@ class ModelFile:
         self._describe(writer, vocabulary.model_name(name))
         vocabulary.write(writer)
         for target in self.targets.values():
-            _announce(writer, target)
-        _write_head(writer)
+            writer.add_tensor_info(
+                target.name, target.shape, np.dtype(np.float32), target.nbytes, target.kind
+            )
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
         done = 0
         for target in self.targets.values():
             writer.write_tensor_data(cast("Array", self.tensor(target)))
             done += target.nbytes
-            report(done, self.nbytes)
+            if report:
+                report(done, self.nbytes)
         writer.close()
 
     def tensor(self, target: Target) -> Stored:
@@ -304,19 +313,6 @@ def _scaled(low_rank: LowRank, scale: float, alpha: float) -> Array:
 
 def _writer(path: Path, layout: Layout) -> GGUFWriter:
     return GGUFWriter(str(path), gguf.MODEL_ARCH_NAMES[layout.arch])
-
-
-def _announce(writer: GGUFWriter, target: Target) -> None:
-    """Add the tensor's name, shape and type to the header."""
-    writer.add_tensor_info(
-        target.name, target.shape, np.dtype(np.float32), target.nbytes, raw_dtype=target.kind
-    )
-
-
-def _write_head(writer: GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
 
 
 def _describe_sampling(writer: GGUFWriter, folder: Path) -> None:

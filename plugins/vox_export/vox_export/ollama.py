@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from vox_core.api.generating import prompt_text
@@ -158,16 +158,8 @@ def carried_over(tokenizer: PreTrainedTokenizerBase, begin: str = "") -> Pieces:
     first = pieces.user if pieces.system is None else pieces.system
     if not (pieces.user.startswith(begin) and first.startswith(begin)):
         raise _refused(f"it does not begin with {begin}, which the tokenizer adds")
-    cut = len(begin)
-    return Pieces(
-        pieces.user[cut:],
-        None if pieces.system is None else pieces.system[cut:],
-        pieces.after_system,
-        pieces.assistant,
-        pieces.again,
-        pieces.end,
-        pieces.trimmed,
-    )
+    user, system = pieces.user.removeprefix(begin), pieces.system
+    return replace(pieces, user=user, system=system and system.removeprefix(begin))
 
 
 def _pieces(jinja: Callable[[Messages], str | None]) -> Pieces:

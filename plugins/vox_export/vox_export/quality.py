@@ -123,10 +123,7 @@ class BackendScorer:
     def log_probs(self, tokens: Sequence[int], last: int, vocabulary: int) -> Floats:
         read_T = np.asarray(tokens[:-1], np.int64)
         logits_NV = self._model.logits(read_T, self._adapter, len(read_T) - last)
-        x_NV = logits_NV[:, :vocabulary].astype(np.float64)
-        x_NV -= x_NV.max(-1, keepdims=True)
-        log_NV: Floats = x_NV - np.log(np.exp(x_NV).sum(-1, keepdims=True))
-        return log_NV
+        return _log_softmax(logits_NV[:, :vocabulary].astype(np.float64))
 
     def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
         made: list[int] = []
@@ -329,6 +326,12 @@ def measure(reference: Reference, scorer: Scorer) -> Quality:
     )
 
 
+def _log_softmax(x_NV: Floats) -> Floats:
+    x_NV = x_NV - x_NV.max(-1, keepdims=True)
+    log_NV: Floats = x_NV - np.log(np.exp(x_NV).sum(-1, keepdims=True))
+    return log_NV
+
+
 def _finite(value: Any) -> float:
     return float(value) if math.isfinite(value) else math.inf
 
@@ -344,15 +347,10 @@ def _log_rest(found_NV: Floats, known_NV: Any) -> Any:
 def _kl(expected_NV: Floats, found_NV: Floats, known_NV: Any) -> float:
     """Return the mean KL divergence over the known tokens, each side normalised to them: a server's
     normaliser may be off by float32's rounding, for all tokens alike."""
-
-    def normal(x_NV: Any) -> Any:
-        x_NV = np.where(known_NV, x_NV, -np.inf)
-        x_NV = x_NV - x_NV.max(-1, keepdims=True)
-        return x_NV - np.log(np.exp(x_NV).sum(-1, keepdims=True))
-
     if not np.isfinite(np.where(known_NV, found_NV, 0)).all():
         return math.inf
-    p_NV, q_NV = normal(expected_NV), normal(found_NV)
+    sides = (expected_NV, found_NV)
+    p_NV, q_NV = (_log_softmax(np.where(known_NV, each, -np.inf)) for each in sides)
     difference_NV = np.where(known_NV, p_NV, 0) - np.where(known_NV, q_NV, 0)
     return max(0.0, float((np.exp(p_NV) * difference_NV).sum(-1).mean()))
 

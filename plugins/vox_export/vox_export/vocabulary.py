@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gguf import GGUFWriter, TokenType
 
@@ -141,7 +141,7 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, where: Path) 
     special = _special(tokenizer, faults)
     if (count := max(tokenizer.get_vocab().values()) + 1) > size:
         faults.append(f"{count} tokens, but {size} rows of the embedding")
-    prefix = _space_prefix(described, faults) if sentencepiece else None
+    prefix = _space_prefix(described) if sentencepiece else None
     notes = list(_notes(described, sentencepiece, faults))
     stripping = any(t.special and t.rstrip for t in tokenizer.added_tokens_decoder.values())
     strips = stripping and tokenizer.get_vocab().keys() >= _OF_PHI3
@@ -213,8 +213,7 @@ def _no_space(part: str) -> str:
 
 def _pre(described: Mapping[str, Any], faults: list[str]) -> str:
     steps: list[str] = []
-    outer = described["pre_tokenizer"] or {"type": "none"}
-    for step in outer.get("pretokenizers", [outer]):
+    for step in _steps(described, "pre_tokenizer"):
         kind = step["type"]
         if kind == "Digits" and step["individual_digits"]:
             steps.append("digits")
@@ -229,7 +228,9 @@ def _pre(described: Mapping[str, Any], faults: list[str]) -> str:
     if found is None and whole:
         found = PRE.get(tuple(steps)) if PRE.get(tuple(steps)) == "tekken" else None
     if found is None:
-        faults.append(f"a pre-tokenizer that llama.cpp does not name: {' | then | '.join(steps)}")
+        faults.append(
+            f"a pre-tokenizer that llama.cpp does not name: {' | then | '.join(steps) or 'none'}"
+        )
     return found or ""
 
 
@@ -262,32 +263,30 @@ def _special(tokenizer: PreTrainedTokenizerBase, faults: list[str]) -> dict[str,
     return {name: int(token) for name, token in named.items() if token is not None}
 
 
-def _normalizers(described: Mapping[str, Any]) -> list[dict[str, Any]]:
-    outer = described["normalizer"]
-    return list(outer.get("normalizers", [outer])) if outer else []
+def _steps(
+    described: Mapping[str, Any], kind: Literal["normalizer", "pre_tokenizer"]
+) -> list[dict[str, Any]]:
+    """Return the steps of a normalizer or pre-tokenizer, in their order."""
+    outer = described[kind]
+    return list(outer.get(f"{kind.replace('_', '')}s", [outer])) if outer else []
 
 
-def _space_prefix(described: Mapping[str, Any], faults: list[str]) -> bool:
+def _space_prefix(described: Mapping[str, Any]) -> bool:
     """Return whether a text begins with a space that is not there."""
-    prepended = any(n["type"] == "Prepend" for n in _normalizers(described))
-    outer = described["pre_tokenizer"] or {}
-    for step in outer.get("pretokenizers", [outer] if outer else []):
-        if step["type"] == "Metaspace":
-            prepended = prepended or step["prepend_scheme"] != "never"
-    return prepended
+    return any(step["type"] == "Prepend" for step in _steps(described, "normalizer")) or any(
+        step["type"] == "Metaspace" and step["prepend_scheme"] != "never"
+        for step in _steps(described, "pre_tokenizer")
+    )
 
 
 def _notes(described: Mapping[str, Any], sentencepiece: bool, faults: list[str]) -> Iterator[str]:
-    for step in _normalizers(described):
+    for step in _steps(described, "normalizer"):
         if step["type"] == "NFC":
             yield "llama.cpp does not normalise texts to NFC, as this model's tokenizer does"
         elif not (sentencepiece and step["type"] in ("Prepend", "Replace")):
             faults.append(f"the normalizer {step['type']}")
-    outer = described["pre_tokenizer"] or {}
-    if any(
-        step.get("prepend_scheme") == "first"
-        for step in outer.get("pretokenizers", [outer] if outer else [])
-    ):
+    pre = _steps(described, "pre_tokenizer")
+    if any(step.get("prepend_scheme") == "first" for step in pre):
         yield (
             "llama.cpp puts a space after each special token, this model's tokenizer only at the "
             "beginning of a text"
