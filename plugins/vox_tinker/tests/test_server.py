@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -15,12 +16,16 @@ import pytest
 import tinker
 from plugins.vox_tinker.tests.conftest import KEY, running
 from plugins.vox_tinker.tests.data import ADAM, DATA
+from plugins.vox_tinker.tests.raw import Raw
+from starlette.requests import Request
 from tinker import types
 
 from vox_core.api.serving import require_key
 from vox_core.api.settings import TrainSettings
 from vox_core.errors import ConfigError
+from vox_tinker.app import _body
 from vox_tinker.cli import serve
+from vox_tinker.futures import Refused
 from vox_tinker.server import PREFIX, named_models, opened
 
 PROMPT = types.ModelInput.from_ints([10, 20, 30])
@@ -98,6 +103,24 @@ def test_weights_of_another_base_are_refused(base: Path, tmp_path: Path) -> None
         ):
             clients[1].load_state(path).result()
         service.close("success").result()
+
+
+def test_a_run_of_vox_train_that_has_not_ended_is_refused(url: str, runs: Path) -> None:
+    """It was an internal error, which the SDK sends again and again."""
+    (run := runs / "unfinished").mkdir()
+    (run / "plan.json").write_text("{}")
+    with Raw(url, "") as raw:
+        found = raw.post("weights_info", {"tinker_path": "tinker://unfinished/weights/final"})
+    assert (found.status_code, "vox_adapter.json" in found.json()["error"]) == (400, True)
+
+
+def test_a_client_that_goes_away_while_it_sends_is_no_fault_of_the_server() -> None:
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(Refused) as caught:
+        asyncio.run(_body(Request({"type": "http", "method": "POST", "headers": []}, receive)))
+    assert caught.value.status == 499
 
 
 @contextmanager

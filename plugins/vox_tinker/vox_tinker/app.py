@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -20,12 +19,14 @@ from urllib.parse import quote
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from tinker import types
 from tinker.types.try_again_response import TryAgainResponse
 
 from vox_core.api.serving import is_loopback
+from vox_core.errors import InputError
 from vox_tinker.checkpoints import Record
 from vox_tinker.futures import Answer, Refused
 from vox_tinker.sampling import Samplers
@@ -45,7 +46,6 @@ MAX_BODY = 64 << 20
 LINK_SECONDS = 3600
 _PREFIX = "/api/v1"
 _Handler: TypeAlias = "Callable[[Request], Awaitable[Response]]"
-log = logging.getLogger("vox_tinker")
 
 
 class Guard:
@@ -131,7 +131,12 @@ class Api:
                 Route(checkpoint, self._delete, methods=["DELETE"]),
                 Route(checkpoint + "/ttl", self._ttl, methods=["PUT"]),
             ],
-            exception_handlers={Refused: _refusal, HTTPException: _no_endpoint, Exception: _fault},
+            exception_handlers={
+                Refused: _refusal,
+                InputError: _refusal,
+                HTTPException: _no_endpoint,
+                Exception: _fault,
+            },
         )
 
     def _submitted(self, verb: str) -> _Handler:
@@ -300,10 +305,13 @@ def _page(request: Request) -> tuple[int, int]:
 async def _body(request: Request) -> bytes:
     """Read a body (413 if it is too large)."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY:
-            raise Refused(f"the body has more than {MAX_BODY:,} bytes; send fewer data", 413)
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY:
+                raise Refused(f"the body has more than {MAX_BODY:,} bytes; send fewer data", 413)
+    except ClientDisconnect:
+        raise Refused("the client went away", 499) from None
     return bytes(body)
 
 
@@ -331,8 +339,7 @@ def _error(error: Refused) -> Response:
 
 
 async def _refusal(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return _error(error)
+    return _error(error if isinstance(error, Refused) else Refused(str(error)))
 
 
 async def _no_endpoint(request: Request, error: Exception) -> Response:
@@ -342,7 +349,6 @@ async def _no_endpoint(request: Request, error: Exception) -> Response:
 
 
 async def _fault(_: Request, error: Exception) -> Response:
-    """Answer a request that raised anything else, without details."""
-    log.error("a request failed", exc_info=error)
+    """Answer a request that raised anything else, without details, which uvicorn logs."""
     text = "internal error; the server's log has the details"
     return JSONResponse({"error": text, "category": "server"}, 500)
