@@ -13,6 +13,7 @@ from tinker import types
 import vox_core as vox
 from vox_core.api.runs import read_run
 from vox_tinker.checkpoints import Store
+from vox_tinker.futures import Refused
 
 PROMPT = types.ModelInput.from_ints([10, 20, 30])
 
@@ -82,6 +83,16 @@ def test_checkpoints_are_listed_deleted_and_downloaded(
     rest.delete_checkpoint_from_tinker_path(state).result()
     with pytest.raises(tinker.NotFoundError):
         rest.delete_checkpoint_from_tinker_path(state).result()
+
+
+def test_a_path_with_a_part_too_many_names_no_checkpoint(
+    client: tinker.TrainingClient, runs: Path
+) -> None:
+    path = client.save_weights_for_sampler("one").result().path
+    assert Store(runs).find(path)[2].is_dir()
+    for wrong in (f"{path}/more", path.removeprefix("tinker://"), path.replace("sampler_", "x_")):
+        with pytest.raises(Refused, match="no checkpoint"):
+            Store(runs).find(wrong)
 
 
 def test_saved_weights_are_sampled_and_merged(

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 from tinker import types
@@ -39,6 +39,11 @@ _TYPES: Mapping[Kind, types.CheckpointType] = {
 }
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,127}", re.ASCII)
 _MODEL = re.compile(r"[0-9a-f-]{36}:train:[0-9]{1,9}", re.ASCII)
+_PATH = re.compile(
+    rf"tinker://(?P<owner>[A-Za-z0-9][\w.:-]*)/(?P<kind>{'|'.join(get_args(Kind))})/"
+    rf"(?P<name>{_NAME.pattern})",
+    re.ASCII,
+)
 MANIFEST = "vox_adapter.json"
 _RECORD, _CHECKPOINT, _RESUME = "tinker.json", "checkpoint.json", "resume"
 _SHORTEST, _LONGEST = 3600, 10 * 366 * 24 * 3600
@@ -193,11 +198,11 @@ class Store:
         Raises:
             Refused: 404, there is none.
         """
-        name, kind, last = [*tinker_path.removeprefix("tinker://").split("/"), "", ""][:3]
-        if kind in ("weights", "sampler_weights") and last == "final" and _NAME.fullmatch(name):
-            folder = self.root / name
+        path = _PATH.fullmatch(tinker_path)
+        if path and path["kind"] != "external_weights" and path["name"] == "final":
+            folder = self.root / path["owner"]
             if is_run(folder) and not (folder / _RECORD).exists():
-                return _trained(folder), kind, folder  # type: ignore[return-value]
+                return _trained(folder), cast("Kind", path["kind"]), folder
         return self.saved(tinker_path)
 
     def saved(self, tinker_path: str) -> tuple[Record, Kind, Path]:
@@ -206,17 +211,12 @@ class Store:
         Raises:
             Refused: 404, there is none.
         """
-        missing = Refused(f"there is no checkpoint {tinker_path!r}", 404)
-        model_id, kind, name = [*tinker_path.removeprefix("tinker://").split("/"), "", ""][:3]
-        if not tinker_path.startswith("tinker://") or kind not in get_args(Kind):
-            raise missing
-        chosen: Kind = kind  # type: ignore[assignment]
-        if not _NAME.fullmatch(name) or not _MODEL.fullmatch(model_id):
-            raise missing
-        record, folder = self.record(model_id), self.folder(model_id) / kind / name
-        if _live(folder) is None:
-            raise missing
-        return record, chosen, folder
+        path = _PATH.fullmatch(tinker_path)
+        if path and _MODEL.fullmatch(path["owner"]):
+            folder = self.folder(path["owner"]) / path["kind"] / path["name"]
+            if _live(folder) is not None:
+                return self.record(path["owner"]), cast("Kind", path["kind"]), folder
+        raise Refused(f"there is no checkpoint {tinker_path!r}", 404)
 
     def checkpoints(self, model_id: str) -> Sequence[types.Checkpoint]:
         """Return those of a training client, the newest first; expired ones are removed."""

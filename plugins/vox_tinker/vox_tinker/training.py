@@ -106,19 +106,10 @@ class Training:
         write_json(self.folder / PLAN, {**plan.to_json(), "settings": settings, "sources": {}})
         self._telemetry = Telemetry(self.folder / "telemetry.jsonl")
         start = RunStart(
-            str(self.folder),
-            model.id,
-            plan.backend,
-            plan.device,
-            plan.dtype,
-            plan.contract.digest,
-            state.step + 1,
-            0,
-            0,
-            0,
-            0,
-            plan.contract.quant,
-        )
+            str(self.folder), model.id, plan.backend, plan.device, plan.dtype,
+            plan.contract.digest, state.step + 1, total_steps=0, rows=0, tokens=0,
+            trained_tokens=0, quant=plan.contract.quant,
+        )  # fmt: skip
         self._telemetry(start)
         self._begin_at(state)
 
@@ -160,14 +151,14 @@ class Training:
         examples = request.examples()
         self._require_sound(examples, loss)
         batches = self._cut(examples, options)
-        found = []
-        for each in batches:
-            found.append((yield from self._compute(each, loss, options, request.forward_only)))
         log_probs: list[Floats] = [np.zeros(0, np.float32)] * len(examples)
-        for batch, (_, log_probs_T) in zip(batches, found, strict=True):
-            for number, extent in batch.extents.items():
+        losses = []
+        for each in batches:
+            value, log_probs_T = yield from self._compute(each, loss, options, request.forward_only)
+            losses.append(value)
+            for number, extent in each.extents.items():
                 log_probs[number] = log_probs_T[extent]
-        total, seconds = math.fsum(value for value, _ in found), time.perf_counter() - started
+        total, seconds = math.fsum(losses), time.perf_counter() - started
         if not request.forward_only:
             self._unsaved += seconds
             self._count(batches, total, seconds)
@@ -239,14 +230,9 @@ class Training:
         weight = gradients.weight if gradients.weighted else gradients.trained
         mean = gradients.loss / (weight or 1)
         done = StepDone(
-            self._step,
-            mean,
-            params.learning_rate,
-            norm,
-            gradients.tokens,
-            gradients.trained,
-            gradients.seconds,
-        )
+            self._step, mean, params.learning_rate, norm,
+            gradients.tokens, gradients.trained, gradients.seconds,
+        )  # fmt: skip
         self._telemetry(done)
         return Answer.of(types.OptimStepResponse(metrics={"grad_norm": norm}))
 
