@@ -18,6 +18,8 @@ SCRIPT = """
 import os, socket, sys
 from vox_serve import supervisor
 
+if "late" in sys.argv:
+    supervisor.log.error = lambda *_: os.kill(os.getpid(), 15)
 if supervisor.is_needed():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
@@ -81,6 +83,18 @@ def test_a_killed_worker_ends_its_connections_and_another_serves(server) -> None
         assert ended(again)
     assert process.wait(SECONDS) == 128 + signal.SIGTERM  # this worker has no handler
     assert "killed by SIGKILL; starting another" in process.stderr.read()
+
+
+def test_a_signal_between_two_workers_ends_the_next_one() -> None:
+    process = started("late")
+    try:
+        client, worker = connected(int(process.stdout.readline()))
+        with client:
+            os.kill(worker, signal.SIGKILL)
+        assert process.wait(SECONDS) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_the_worker_ends_with_a_supervisor_that_is_killed(server) -> None:

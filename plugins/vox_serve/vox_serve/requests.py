@@ -327,7 +327,7 @@ class ChatRequest(_Request):
             raise _fault("tool_choice names none of the tools")
         if self.tool_choice == "required" and not self.tools:
             raise _fault('tool_choice "required" needs tools')
-        if self.constraint and self.response_format.constraint and self.structured_outputs:
+        if self.response_format.constraint and self.structured_outputs:
             raise _fault("send response_format or structured_outputs")
         if self.constraint and self.functions:
             raise _fault('a format of the answer beside tools is supported with tool_choice "none"')

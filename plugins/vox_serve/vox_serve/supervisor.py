@@ -60,6 +60,8 @@ class Supervisor:
                     pass_fds=passed,
                     start_new_session=True,  # Ctrl-C comes from here, once
                 )
+                if self._ending:  # the signal came before there was this worker
+                    self._worker.terminate()
             return bool(ours.recv(1)), self._worker.wait()
 
     def _pass_on(self, number: int, _frame: object) -> None:
