@@ -31,13 +31,20 @@ from vox_core.config import validate
 from vox_core.contract import WriteModelJob
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import AdapterError, ConfigError, ModelError, ProofError, StorageError
-from vox_core.host.load import write_model
+from vox_core.host.load import ignore, write_model
 from vox_core.models import converted
 from vox_core.run.reference import ModelReference, resolve_reference
 from vox_core.run.train import train
 from vox_core.weights import WeightFolder
 from vox_export import child, gguf_file, llama_cpp, quality
-from vox_export.export import export, read_lora, require_same_template, write_gguf
+from vox_export.export import (
+    Job,
+    _engine_notes,
+    export,
+    read_lora,
+    require_same_template,
+    write_gguf,
+)
 from vox_export.gguf_file import FORMATS, ModelFile, Stored, write_lora
 from vox_export.layout import LAYOUTS, in_pairs
 from vox_export.settings import ExportSettings
@@ -412,6 +419,23 @@ def test_a_bound_below_rounding_names_the_bound(run, tmp_path, monkeypatch) -> N
         run_export(run, quant="auto", max_kl=1e-12, out=tmp_path / "auto")
     assert "--max-kl" in caught.value.remedy
     assert "report" not in caught.value.remedy
+
+
+def test_what_llama_cpp_tokenises_or_renders_otherwise_is_a_note(run) -> None:
+    own = load_tokenizer(run)
+
+    class Server(llama_cpp.LlamaCpp):
+        def tokenise(self, text: str) -> list[int]:
+            tokens = list(own(text, add_special_tokens=False)["input_ids"])
+            return tokens[:3] if "Gr" in text else tokens
+
+        def render(self, messages: Any) -> str:
+            return ""
+
+    job = Job("run", ExportSettings(), resolve_reference(str(run)), own, frozenset(), ignore)
+    tokenised, rendered = _engine_notes(job, Server("llama.cpp", run))
+    assert "tokenises a text otherwise than vox: '  Gr" in tokenised
+    assert "renders this model's chat template otherwise" in rendered
 
 
 def test_a_quantised_file_without_finite_numbers_is_refused(run, tmp_path) -> None:

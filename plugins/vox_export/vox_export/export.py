@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import gguf
 import numpy as np
@@ -119,10 +119,13 @@ class Job:
         is_folder = self.source.adapter is not None
         return Path(self.reference if is_folder else self.source.base.id).resolve().name
 
-    @property
-    def folder(self) -> Path | None:
-        """The run's folder."""
-        return Path(self.reference) if Path(self.reference).is_dir() else None
+    def report(
+        self, name: str, quant: str, measured: quality.Quality | None, notes: Iterable[str]
+    ) -> ExportReport:
+        """Describe the result, which is in its place; `name` is that of its file."""
+        to, base, file = str(self.settings.to), self.source.base.id, self.out / name
+        size = file.stat().st_size
+        return ExportReport(self.out, file, to, quant, base, size, measured, tuple(notes))
 
 
 def export(
@@ -182,17 +185,7 @@ def _export_gguf(job: Job, progress: Progress | None) -> ExportReport:
         if to_ollama:
             text = ollama.modelfile(job.tokenizer, vocabulary, job.stops, path.name)
             write_text(folder / "Modelfile", text)
-        size = path.stat().st_size
-    return ExportReport(
-        job.out,
-        job.out / path.name,
-        str(job.settings.to),
-        quant,
-        job.source.base.id,
-        size,
-        measured,
-        tuple(notes),
-    )
+    return job.report(path.name, quant, measured, notes)
 
 
 def _quantised(job: Job, quants: list[str], folder: Path, write: Write) -> list[str]:
@@ -306,20 +299,19 @@ def _notes(job: Job, vocabulary: Vocabulary, model: ModelFile) -> Iterator[str]:
 
 
 def _engine_notes(job: Job, scorer: quality.Scorer) -> Iterator[str]:
-    texts = {text: _ids(job, text) for text in _TEXTS}
-
-    def rendered() -> tuple[Any, str] | None:
-        if template_source(job.tokenizer) is None:
-            return None
-        turns = ("user", "Hi"), ("assistant", "Hello."), ("user", "Who are you?")
-        messages = [{"role": role, "content": content} for role, content in turns]
-        return messages, prompt_text(job.tokenizer, messages)[0]
-
-    return quality.engine_notes(scorer, texts, rendered)
-
-
-def _ids(job: Job, text: str) -> list[int]:
-    return list(job.tokenizer(text, add_special_tokens=False)["input_ids"])
+    """List what llama.cpp tokenises or renders otherwise than vox."""
+    if not isinstance(scorer, llama_cpp.LlamaCpp):
+        return
+    for text in _TEXTS:
+        tokens = list(job.tokenizer(text, add_special_tokens=False)["input_ids"])
+        if scorer.tokenise(text) != tokens:
+            yield f"llama.cpp tokenises a text otherwise than vox: {text[:40]!r}"
+    if template_source(job.tokenizer) is None:
+        return
+    turns = ("user", "Hi"), ("assistant", "Hello."), ("user", "Who are you?")
+    messages = [{"role": role, "content": content} for role, content in turns]
+    if scorer.render(messages) != prompt_text(job.tokenizer, messages)[0]:
+        yield "llama.cpp renders this model's chat template otherwise than vox"
 
 
 # --- the adapter alone ----------------------------------------------------------------------------
@@ -339,18 +331,8 @@ def _export_lora(job: Job) -> ExportReport:
             quality.require_kept(measured, "f32", job.settings.max_kl)
         record = asdict(measured) if measured else {"engine": None}
         write_json(folder / PROOF, {**record, "update_error": error})
-        size = path.stat().st_size
     note = window_note(full_config(source.base.path))
-    return ExportReport(
-        job.out,
-        job.out / path.name,
-        "gguf-lora",
-        "f32",
-        source.base.id,
-        size,
-        measured,
-        (note,) if note else (),
-    )
+    return job.report(path.name, "f32", measured, [note] if note else ())
 
 
 def _measure_lora(job: Job, lora: Path, scratch: Path) -> quality.Quality:

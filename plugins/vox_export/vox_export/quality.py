@@ -21,7 +21,7 @@ Shape legend: N positions, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -213,11 +213,11 @@ def make_reference(
     ):
         if adapter:
             model.add_adapter("adapter", adapter)
-        base = BackendScorer(backend.id, model, None, stops)
+        base = BackendScorer(backend.id, model, None, stops) if adapter else None
         adapted = BackendScorer(backend.id, model, "adapter" if adapter else None, stops)
         vocabulary = model.logits(np.asarray(documents[0], np.int64)).shape[1]
         last = max(1, POSITIONS // len(documents))
-        rows = [_row(d, last, vocabulary, base, adapted, adapter is not None) for d in documents]
+        rows = [_row(each, last, vocabulary, base, adapted) for each in documents]
     name, what = f"{backend.id}, float32", source_name(source)
     return Reference(name, what, texts, rows, backend, context, stops)
 
@@ -235,19 +235,14 @@ def _texts(source: ModelReference) -> tuple[str, list[tuple[int, ...]]]:
 
 
 def _row(
-    tokens: tuple[int, ...],
-    last: int,
-    vocabulary: int,
-    base: Scorer,
-    adapted: Scorer,
-    has_adapter: bool,
+    tokens: tuple[int, ...], last: int, vocabulary: int, base: Scorer | None, adapted: Scorer
 ) -> Row:
     last = min(last, len(tokens) - 1)
     return Row(
         tokens,
         last,
         adapted.log_probs(tokens, last, vocabulary),
-        base.log_probs(tokens, last, vocabulary) if has_adapter else None,
+        base.log_probs(tokens, last, vocabulary) if base else None,
         adapted.greedy(tokens[: len(tokens) - last], GENERATED),
     )
 
@@ -440,23 +435,3 @@ def require_vocabulary(path: Path, vocabulary: Vocabulary, stops: frozenset[int]
             faults=faults,
             remedy="nothing was written; please report this with `vox export --debug`",
         )
-
-
-def engine_notes(
-    scorer: Scorer, texts: Mapping[str, list[int]], rendered: Callable[[], tuple[Any, str] | None]
-) -> Iterator[str]:
-    """List what llama.cpp tokenises or renders otherwise than vox.
-
-    Args:
-        texts: text -> its tokens.
-        rendered: returns a conversation and its text, or None without a chat template.
-    """
-    if not isinstance(scorer, llama_cpp.LlamaCpp):
-        return
-    for text, tokens in texts.items():
-        if scorer.tokenise(text) != tokens:
-            yield f"llama.cpp tokenises a text otherwise than vox: {text[:40]!r}"
-    if pair := rendered():
-        messages, text = pair
-        if scorer.render(messages) != text:
-            yield "llama.cpp renders this model's chat template otherwise than vox"

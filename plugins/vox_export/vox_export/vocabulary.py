@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from gguf import GGUFWriter, TokenType
@@ -80,7 +80,7 @@ class Vocabulary:
     add_eos: bool
     space_prefix: bool | None = None
     strips: bool = False
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
 
     def model_name(self, name: str) -> str:
         """Return a `general.name` with which llama.cpp tokenises as this tokenizer does.
