@@ -86,7 +86,8 @@ def _ray(chosen: Selection, settings: ServeSettings, *, keyed: bool) -> dict[str
     deployment = {
         "name": "Vox",
         "num_replicas": 1,
-        "max_ongoing_requests": _answers(settings),
+        # Those that it generates at once, and its queue.
+        "max_ongoing_requests": (settings.max_batch or ROWS) + settings.queue,
         "graceful_shutdown_timeout_s": settings.drain,
     }
     application_ = {
@@ -135,11 +136,6 @@ def _opener(args: Mapping[str, Any]) -> Callable[[], Starlette]:
         return api.app
 
     return opening
-
-
-def _answers(settings: ServeSettings) -> int:
-    """Requests that a replica takes: what it generates at once, and its queue."""
-    return (settings.max_batch or ROWS) + settings.queue
 
 
 # --- Kubernetes -----------------------------------------------------------------------------------

@@ -111,22 +111,14 @@ class Store:
 
     def made(self, model_id: str) -> Record | None:
         """Read the record of a training client; None if there is none."""
-        try:
-            return Record.model_validate_json((self.folder(model_id) / _RECORD).read_bytes())
-        except (OSError, ValidationError, Refused):
-            return None
+        return _record(self.folder(model_id)) if _MODEL.fullmatch(model_id) else None
 
     def write_record(self, record: Record) -> None:
         write_text(self.folder(record.model_id) / _RECORD, record.model_dump_json())
 
     def records(self) -> list[Record]:
         """Return all training clients, the newest first."""
-        found = []
-        for path in self.root.glob(f"*-train-*/{_RECORD}"):
-            try:
-                found.append(Record.model_validate_json(path.read_bytes()))
-            except (OSError, ValidationError):
-                continue
+        found = filter(None, map(_record, self.root.glob("*-train-*")))
         return sorted(found, key=lambda each: each.created, reverse=True)
 
     # --- resume points ----------------------------------------------------------------------------
@@ -243,6 +235,13 @@ class Store:
     def files(self, folder: Path) -> Iterator[Path]:
         """Yield the files of a checkpoint that clients download."""
         return (p for p in sorted(folder.iterdir()) if p.is_file() and p.name != _CHECKPOINT)
+
+
+def _record(folder: Path) -> Record | None:
+    try:
+        return Record.model_validate_json((folder / _RECORD).read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def _end(ttl_seconds: int | None) -> datetime | None:
