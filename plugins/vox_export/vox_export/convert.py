@@ -97,7 +97,7 @@ def convert(
     to: Format = "peft" if settings.to == "peft" else "mlx"
     if settings.quant or settings.max_kl:
         raise _no_numbers(settings)
-    out = settings.out or Path(f"{reference.rstrip('/')}-{settings.to}")
+    out = settings.folder(reference)
     require_absent(out)
     source = resolve_reference(reference, base=settings.model, progress=progress)
     if source.adapter is None:

@@ -111,7 +111,7 @@ class Job:
 
     @property
     def out(self) -> Path:
-        return self.settings.out or Path(f"{self.reference.rstrip('/')}-{self.settings.to}")
+        return self.settings.folder(self.reference)
 
     @property
     def name(self) -> str:
@@ -372,7 +372,7 @@ def _export_mlx(
     progress: Progress | None,
 ) -> ExportReport:
     """Merge into a folder that `mlx_lm.load` computes as vox does."""
-    out = settings.out or Path(f"{reference.rstrip('/')}-mlx")
+    out = settings.folder(reference)
     quant = settings.quant or "none"
     source = resolve_reference(reference, base=settings.model, progress=progress)
     config = read_json(source.base.path / "config.json")

@@ -111,16 +111,13 @@ class ModelFile:
 
     def __init__(self, source: ModelReference, quant: str) -> None:
         self.source, self.quant = source, quant
+        self._number_format, self._file_type = FORMATS[quant]
         self.config = full_config(source.base.path)
         self.layout = require_layout(source, self.config)
         self._factors = self.layout.factors(self.config)
         self.targets = {target.name: target for target in self._plan()}
-        wanted = FORMATS[quant][0]
-        self.coarse = [
-            t.name
-            for t in self.targets.values()
-            if t.kind is Kind.F16 and wanted not in (Kind.F16, Kind.F32)
-        ]
+        halved = [t.name for t in self.targets.values() if t.kind is Kind.F16]
+        self.coarse = halved if self._number_format not in (Kind.F16, Kind.F32) else []
 
     @property
     def nbytes(self) -> int:
@@ -199,7 +196,7 @@ class ModelFile:
         return targets
 
     def _kind(self, name: str, shape: tuple[int, ...]) -> Kind:
-        kind = FORMATS[self.quant][0]
+        kind = self._number_format
         if self.layout.stays_float32(name, len(shape)):
             return Kind.F32
         if is_vocabulary(name) and self.quant not in UNQUANTISED:
@@ -215,7 +212,7 @@ class ModelFile:
         if licence := self.source.base.licence:
             writer.add_license(licence.lower())
         self.layout.describe(writer, self.config)
-        writer.add_file_type(FORMATS[self.quant][1])
+        writer.add_file_type(self._file_type)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 

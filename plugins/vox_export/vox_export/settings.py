@@ -30,3 +30,7 @@ class ExportSettings(ModelUse):
     )
     model: str | None = Field(None, description="Base model, if not the one in the run.")
     out: Path | None = Field(None, description="Output folder.  [default: RUN-FORMAT]")
+
+    def folder(self, reference: str) -> Path:
+        """Return the output folder for the run or model `reference`."""
+        return self.out or Path(f"{reference.rstrip('/')}-{self.to}")

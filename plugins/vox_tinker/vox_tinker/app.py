@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -61,18 +62,18 @@ class Guard:
             await self._app(scope, receive, send)
 
     def _fault(self, scope: Scope) -> Refused | None:
-        headers = dict(scope["headers"])
+        headers = Headers(scope=scope)
         if scope["path"].startswith("/files/"):  # a signed link
             return None
-        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if scope["method"] == "POST" and kind.decode("latin-1") not in ("application/json", PROTO):
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] == "POST" and kind not in ("application/json", PROTO):
             # A web page can send other types to this address without asking.
             return Refused(f"Content-Type: send application/json or {PROTO}", 415)
         if self._key is None:
-            if not is_loopback(headers.get(b"host", b"").decode("latin-1")):
+            if not is_loopback(headers.get("host", "")):
                 return Refused("a server without an API key answers at localhost only", 403)
             return None
-        given = headers.get(b"x-api-key", b"")
+        given = headers.get("x-api-key", "").encode("latin-1")
         if not hmac.compare_digest(given, self._key.encode()):
             return Refused("the API key is missing or wrong; set TINKER_API_KEY", 401)
         return None

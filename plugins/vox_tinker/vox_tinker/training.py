@@ -92,13 +92,10 @@ class Training:
         self.plan = planned(base, shape)
         self._unsaved = 0.0 if state is None else math.inf  # the saved weights may be deleted
         begin = state or TrainState(0, seeded(self.plan, base.inputs.weights))
-        self._stack = ExitStack()
-        self._stack.enter_context(locked(RunFolder(folder)))
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(locked(RunFolder(folder)))
             self._begin(begin)
-        except BaseException:
-            self._stack.close()
-            raise
+            self._stack = stack.pop_all()
 
     def _begin(self, state: TrainState) -> None:
         plan, model = self.plan, self._base.inputs.model
