@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -220,8 +221,9 @@ def test_wrong_tools_are_refused(speakers, fields, param, says) -> None:
 
 
 def test_what_the_grammar_needs_is_named(speakers, monkeypatch) -> None:
-    monkeypatch.setattr("vox_serve.grammar.find_spec", lambda name: None)
-    response = speakers("qwen2.5").chat(tools=[CLOCK], tool_choice="required")
+    monkeypatch.setitem(sys.modules, "llguidance.hf", None)
+    with speaker("qwen2.5") as fresh:  # the others may have compiled their tokenizer
+        response = fresh.chat(tools=[CLOCK], tool_choice="required")
     assert response.status_code == 400
     assert "pip install 'vox-ml-serve[grammar]'" in response.json()["error"]["message"]
     mistral = speakers("mistral-nemo").chat(tools=[CLOCK], parallel_tool_calls=False)

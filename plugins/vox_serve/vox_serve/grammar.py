@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from vox_core.api.generating import AnswerText
@@ -86,20 +85,17 @@ class GuidedText(AnswerText):
         return mask_V
 
 
-def require_llguidance() -> None:
-    """Check that llguidance is installed.
+def token_trie(tokenizer: PreTrainedTokenizerBase, turn_ends: Collection[int]) -> LLTokenizer:
+    """Return llguidance's form of a tokenizer, which takes about a second.
 
     Raises:
-        GrammarFault: it is not.
+        GrammarFault: llguidance is not installed.
     """
-    if find_spec("llguidance") is None:
-        raise GrammarFault("llguidance is not installed; pip install 'vox-ml-serve[grammar]'")
-
-
-def token_trie(tokenizer: PreTrainedTokenizerBase, turn_ends: Collection[int]) -> LLTokenizer:
-    """Return llguidance's form of a tokenizer, which takes about a second."""
-    from llguidance.hf import from_tokenizer
-
+    try:
+        from llguidance.hf import from_tokenizer
+    except ModuleNotFoundError as error:
+        what = "llguidance is not installed; pip install 'vox-ml-serve[grammar]'"
+        raise GrammarFault(what) from error
     fast: Any = tokenizer
     return from_tokenizer(fast, eos_token=sorted(turn_ends) or None)
 

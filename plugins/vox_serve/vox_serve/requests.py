@@ -166,7 +166,20 @@ class Lenient(Strict):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, data: Any) -> Any:
-        return supported(data, cls) if isinstance(data, dict) else data
+        """Leave out fields that are null or change nothing; refuse others that are not known."""
+        if not isinstance(data, dict):
+            return data
+        kept = {}
+        for name, value in data.items():
+            if value is None or name in cls.unused:
+                continue
+            if name in cls.model_fields:
+                kept[name] = value
+            elif value not in cls.neutral.get(name, ()):
+                near = did_you_mean(name[:_SHOWN], cls.model_fields)
+                what = near if near and name not in cls.neutral else "leave it out"
+                raise _unsupported(_short(name), f"; {what}")
+        return kept
 
 
 class Message(Lenient):
@@ -441,25 +454,6 @@ def parse(kind: type[R], body: bytes) -> R:
         return kind.model_validate(document)
     except ValidationError as error:
         raise as_api_error(error) from None
-
-
-def supported(data: Mapping[str, Any], kind: type[Lenient]) -> dict[str, Any]:
-    """Return the fields of `kind` that are not null.
-
-    Raises:
-        PydanticCustomError: another field has a value that would change the answer.
-    """
-    kept = {}
-    for name, value in data.items():
-        if value is None or name in kind.unused:
-            continue
-        if name in kind.model_fields:
-            kept[name] = value
-        elif value not in kind.neutral.get(name, ()):
-            near = did_you_mean(name[:_SHOWN], kind.model_fields)
-            what = near if near and name not in kind.neutral else "leave it out"
-            raise _unsupported(_short(name), f"; {what}")
-    return kept
 
 
 def as_api_error(error: ValidationError) -> ApiError:

@@ -33,14 +33,7 @@ from vox_core.api.rows import Record, Renderer, special_ids
 from vox_core.api.tokenizers import load_tokenizer
 from vox_core.contract import DType, Model
 from vox_core.errors import AdapterError, ConfigError, ProofError
-from vox_serve.grammar import (
-    Constraint,
-    GuidedText,
-    calls_grammar,
-    matcher,
-    require_llguidance,
-    token_trie,
-)
+from vox_serve.grammar import Constraint, GuidedText, calls_grammar, matcher, token_trie
 from vox_serve.tools import FORMATS, Format, format_of
 
 if TYPE_CHECKING:
@@ -196,7 +189,6 @@ class Served:
         Raises:
             GrammarFault: it cannot be followed, or llguidance is not installed.
         """
-        require_llguidance()
         with self._lock:
             trie = self._trie
         return matcher(trie, constraint)
