@@ -343,6 +343,16 @@ def test_a_malformed_row_stops_the_run_or_is_skipped(tmp_path: Path) -> None:
         check_files([path])
 
 
+@pytest.mark.parametrize("policy", [ALL, DataPolicy(dedup="exact")])
+def test_progress_is_bytes_of_each_file_that_is_read(tmp_path: Path, policy: DataPolicy) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two"}])
+    seen: list[tuple[str, int, int]] = []
+    for _ in range(2):  # the second time, the cache has its facts
+        choose_rows([path], [], policy, progress=lambda *told: seen.append(told))
+    size = path.stat().st_size
+    assert seen == [("reading a.jsonl", 0, size), ("reading a.jsonl", size, size)]
+
+
 def test_the_share_of_skipped_rows_has_a_limit(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", FAULTY)
     with pytest.raises(DataError, match=r"3 of 43 rows \(6.98%\)") as caught:

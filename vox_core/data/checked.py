@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -34,6 +34,8 @@ from vox_core.data.source import RowSource, open_source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from vox_core.data.records import Progress
 
 
 BLOCK_BYTES = 1 << 21
@@ -115,10 +117,6 @@ def cut(files: Sequence[CheckedFile], size: int = BLOCK_BYTES) -> Iterator[Block
                 held = sum(len(line or b"") for _, line in block)
         if block:
             yield Block(file.path, index, block)
-
-
-Progress = Callable[[Path, int], None]
-"""Called with a file and the rows of it that have been read; not for a file in the cache."""
 
 
 @dataclass(frozen=True, slots=True)

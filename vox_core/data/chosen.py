@@ -32,7 +32,7 @@ from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import DataPolicy
 from vox_core.data.checked import CheckedFile, CheckedRows, check_files
 from vox_core.data.fields import NO_FIELDS, FieldMap
-from vox_core.data.records import RowPlace, listed
+from vox_core.data.records import Progress, RowPlace, listed
 from vox_core.data.row_facts import (
     CODES,
     FILTERS,
@@ -89,6 +89,7 @@ def choose_rows(
     policy: DataPolicy,
     fields: FieldMap = NO_FIELDS,
     answers: Answers = "some",
+    progress: Progress | None = None,
 ) -> Chosen:
     """Check the files, and choose among their rows.
 
@@ -101,11 +102,12 @@ def choose_rows(
         ConfigError: C009, no plugin finds near duplicates.
     """
     if policy == DataPolicy() and not valid:
-        checked = check_files(train, fields, answers=answers)
+        checked = check_files(train, fields, answers=answers, progress=progress)
         return Chosen([replace(file, facts=None) for file in checked], [])
     finder = _near_finder() if policy.dedup == "near" else None  # before anything is read
     skip = policy.malformed_rows == "skip"
-    checked = check_files([*train, *valid], fields, skip=skip, answers=answers)
+    both = [*train, *valid]
+    checked = check_files(both, fields, skip=skip, answers=answers, progress=progress)
     first, rest = checked[: len(train)], checked[len(train) :]
     return _choose(CheckedRows(first, answers), CheckedRows(rest, answers), policy, finder)
 

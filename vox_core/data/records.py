@@ -33,8 +33,8 @@ _NAMED = 5
 """Rows that a recurring fault names."""
 _TELL_EVERY = 1 << 14
 
-Progress = Callable[[int, int], None]
-"""Called with bytes read and all bytes."""
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, bytes read and all bytes."""
 
 
 def read_lines(
@@ -61,13 +61,13 @@ def read_lines(
         size = lines.stat().st_size
         for count, (number, start, line) in enumerate(raw_lines(lines)):
             if progress and not count % _TELL_EVERY:
-                progress(start, size)
+                progress(f"reading {path.name}", start, size)
             try:
                 yield number, read_row(line, path, number, answers=answers)
             except RowError as fault:
                 yield number, fault
         if progress:
-            progress(size, size)
+            progress(f"reading {path.name}", size, size)
 
 
 class RowPlace(NamedTuple):

@@ -17,7 +17,7 @@ import json
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -29,7 +29,7 @@ from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import DataPolicy
 from vox_core.data.faults import RowError, RowFault
 from vox_core.data.messages import Message
-from vox_core.data.records import read_lines
+from vox_core.data.records import Progress, read_lines
 from vox_core.data.rows import Answers, Record
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ _COLUMNS = {
     **{f"{name}_R": "<i4" for name in FILTERS.values()},
 }
 _FILE = "facts.npz"
-_TOLD_EVERY = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,25 +149,20 @@ class FactCollector:
         )
 
 
-def facts_of(
-    file: CheckedFile, answers: Answers, progress: Callable[[Path, int], None] | None = None
-) -> RowFacts:
+def facts_of(file: CheckedFile, answers: Answers, progress: Progress | None = None) -> RowFacts:
     """The facts of a file, from the cache or taken now.
 
     Args:
         answers: as for `parse_row`.
-        progress: called with the file and the rows read so far.
     """
 
     def make(folder: Path) -> None:
         collector = FactCollector()
-        for line, found in read_lines(file.path, file.lines, answers=answers):
+        for line, found in read_lines(file.path, file.lines, progress, answers):
             if isinstance(found, RowError):
                 collector.refuse(line, found)
-                continue
-            collector.add(found)
-            if progress and not collector.rows % _TOLD_EVERY:
-                progress(file.path, collector.rows)
+            else:
+                collector.add(found)
         file.require_unchanged()
         _write(folder, collector.facts())
 

@@ -116,7 +116,8 @@ def read_inputs(
     rewards = load_rewards(settings.reward)
     evaluator = _evaluator(settings.eval_suite) if settings.eval_suite else None
     nothing = only_planned and not settings.data
-    rows = Chosen([], []) if nothing else chosen_rows(settings, answers_for(objective, rewards))
+    answers = answers_for(objective, rewards)
+    rows = Chosen([], []) if nothing else chosen_rows(settings, answers, progress)
     _require_fields(rewards, rows)
     seen, fetching = Seen(), Fetching(progress)
     request = _request(settings, objective, resumed_from)
@@ -161,7 +162,9 @@ def _evaluator(suites: Sequence[Path]) -> Evaluator:
     return evaluator
 
 
-def chosen_rows(settings: TrainSettings, answers: Answers | None = None) -> Chosen:
+def chosen_rows(
+    settings: TrainSettings, answers: Answers | None = None, progress: models.Progress | None = None
+) -> Chosen:
     """Files to train and to validate on, with the rows that the filters leave, and a report.
 
     Args:
@@ -190,7 +193,7 @@ def chosen_rows(settings: TrainSettings, answers: Answers | None = None) -> Chos
             remedy="leave out --valid-share or --valid; of a folder, name its train.jsonl",
         )
     answers = answers or answers_for(objective_of(settings.objective_spec))
-    return choose_rows(train, valid, settings.policy(), settings.fields, answers=answers)
+    return choose_rows(train, valid, settings.policy(), settings.fields, answers, progress)
 
 
 def _require_fields(rewards: Rewards, rows: Chosen) -> None:

@@ -229,14 +229,10 @@ def _check_file(
     renderer: Renderer | None,
     progress: Progress | None,
 ) -> None:
-    def tell(done: int, size: int) -> None:
-        if progress:
-            progress(f"checking {path.name}", done, size)
-
     file, faults = report.files[-1], report.faults
     source, distinct = open_readable(path, settings.fields), set[RowFault]()
     before = len(faults.first)
-    for number, found in read_lines(path, source.lines, tell, answers=answers):
+    for number, found in read_lines(path, source.lines, progress, answers):
         if isinstance(found, RowError):
             file.faulty += 1
             for fault in found.faults:

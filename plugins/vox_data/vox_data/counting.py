@@ -127,7 +127,7 @@ def count(sources: Sequence[RowSource], progress: Progress | None = None) -> Cou
     for source in sources:
         counts.first.append(counts.rows)
 
-        def tell(done: int, _size: int, before: int = before) -> None:
+        def tell(_label: str, done: int, _size: int, before: int = before) -> None:
             if progress:
                 progress(before + done, total)
 

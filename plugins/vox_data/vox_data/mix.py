@@ -193,13 +193,9 @@ def _only_file(path: Path) -> Path:
 def _checked(
     recipe: MixRecipe, paths: Sequence[Path], progress: Progress | None
 ) -> list[CheckedFile]:
-    def tell(path: Path, rows: int) -> None:
-        if progress:
-            progress(f"reading {path.name}", rows, 0)
-
     skip = recipe.malformed_rows == "skip"
     try:
-        return check_files(paths, skip=skip, progress=tell)
+        return check_files(paths, skip=skip, progress=progress)
     except DataError as error:
         if error.code != "VOX-D003":
             raise
