@@ -401,9 +401,10 @@ def test_a_child_ends_with_a_parent_that_is_killed() -> None:
 
 
 def test_progress_is_told_to_the_end(model: Path, data: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    made(data, model=model, block_bytes=300, progress=lambda done, all: seen.append((done, all)))
-    assert seen[-1] == (12, 12) and len(seen) > 3
+    seen: list[tuple[str, int, int]] = []
+    made(data, model=model, block_bytes=300, progress=lambda *told: seen.append(told))
+    size = data.stat().st_size
+    assert seen[-1] == ("tokenising", size, size) and len(seen) > 3
 
 
 @pytest.mark.parametrize("workers", [0, 1])

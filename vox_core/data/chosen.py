@@ -106,8 +106,7 @@ def choose_rows(
         return Chosen([replace(file, facts=None) for file in checked], [])
     finder = _near_finder() if policy.dedup == "near" else None  # before anything is read
     skip = policy.malformed_rows == "skip"
-    both = [*train, *valid]
-    checked = check_files(both, fields, skip=skip, answers=answers, progress=progress)
+    checked = check_files([*train, *valid], fields, skip=skip, answers=answers, progress=progress)
     first, rest = checked[: len(train)], checked[len(train) :]
     return _choose(CheckedRows(first, answers), CheckedRows(rest, answers), policy, finder)
 

@@ -40,6 +40,7 @@ from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.data.checked import BLOCK_BYTES, Block, CheckedFile, cut
 from vox_core.data.dataset import LABEL, Dataset, encode_rows, require_trained
 from vox_core.data.encode import Encoder, EncodeStats
+from vox_core.data.records import Progress
 from vox_core.data.rows import examples_of, identity_of
 from vox_core.data.tokenizer import files_of, load_tokenizer
 from vox_core.data.worker import Worker, WorkerDied
@@ -78,7 +79,7 @@ def open_dataset(
     seq_len: int,
     objective: ObjectiveSpec = SFT,
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     workers: int | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Dataset:
@@ -88,7 +89,6 @@ def open_dataset(
         model: the folder that `load` reads the tokenizer from.
         seq_len: greatest length of a document, in tokens; at least 2.
         objective: decides which documents a row makes.
-        progress: called with the rows done and all rows.
         workers: child processes, 0 for none; as many as pay, if not given.
 
     Raises:
@@ -98,14 +98,15 @@ def open_dataset(
         StorageError: not even a temporary folder can be written.
     """
     sources, rows = [file.path for file in checked], sum(file.used for file in checked)
-    if workers is None:
-        workers = workers_for(sum(file.lines.stat().st_size for file in checked))
+    size = sum(file.lines.stat().st_size for file in checked)
+    workers = workers_for(size) if workers is None else workers
 
     def make(folder: Path) -> None:
         encoder = cache(lambda: Encoder(load(), seq_len))
         blocks = cut(checked, block_bytes)
         parts = make_parts(encoder, blocks, model, seq_len, workers, objective)
-        stats, hashes = _write(folder, parts, lambda done: progress and progress(done, rows))
+        tell = progress or (lambda *_: None)
+        stats, hashes = _write(folder, parts, lambda n: tell("tokenising", size * n // rows, size))
         for file in checked:
             file.require_unchanged()
         assert stats.rows == rows

@@ -7,7 +7,7 @@ open data sets in the same way, without a backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from vox_core.config import DataSource, TrainSettings
     from vox_core.contract import AdapterState, Evaluator, Objective, Quant
     from vox_core.data.checked import CheckedFile
+    from vox_core.models import Progress
     from vox_core.run.start import Start
 
 _TAKEN_BY = (("rewards", "reward", "grpo and ppo"), ("teacher", "teacher", "distill"))
@@ -99,7 +100,7 @@ class RunInputs:
 def read_inputs(
     settings: TrainSettings,
     resumed_from: str | None = None,
-    progress: models.Progress | None = None,
+    progress: Progress | None = None,
     *,
     only_planned: bool = False,
     start: Start | None = None,
@@ -146,7 +147,7 @@ def read_inputs(
     )  # fmt: skip
 
 
-def _model(settings: TrainSettings, progress: models.Progress | None) -> models.LocalModel:
+def _model(settings: TrainSettings, progress: Progress | None) -> models.LocalModel:
     revision, template = settings.revision, settings.template
     return resolve_model(settings.model, revision=revision, template=template, progress=progress)
 
@@ -163,7 +164,7 @@ def _evaluator(suites: Sequence[Path]) -> Evaluator:
 
 
 def chosen_rows(
-    settings: TrainSettings, answers: Answers | None = None, progress: models.Progress | None = None
+    settings: TrainSettings, answers: Answers | None = None, progress: Progress | None = None
 ) -> Chosen:
     """Files to train and to validate on, with the rows that the filters leave, and a report.
 
@@ -361,7 +362,9 @@ class Datasets:
     audits: Mapping[str, Audit] = field(default_factory=dict)
 
 
-def build_datasets(settings: TrainSettings, inputs: RunInputs) -> Datasets:
+def build_datasets(
+    settings: TrainSettings, inputs: RunInputs, progress: Progress | None = None
+) -> Datasets:
     """Both data sets, from the cache or made now.
 
     Without data files, as only a plan can be, one step of documents of `seq_len` tokens is assumed.
@@ -372,7 +375,7 @@ def build_datasets(settings: TrainSettings, inputs: RunInputs) -> Datasets:
     if not settings.data:
         assumed = assumed_dataset(settings.batch_size, inputs.seq_len)
         return Datasets(in_order(assumed, settings), None)
-    opener = Opener(inputs.model, inputs.config, inputs.seq_len, settings.objective_spec)
+    opener = Opener(inputs.model, inputs.config, inputs.seq_len, settings.objective_spec, progress)
     held_out = inputs.rows.valid
     train = in_order(opener.open(inputs.rows.train), settings)
     valid = opener.open(held_out) if held_out else None
@@ -394,28 +397,24 @@ class Opener:
     config: Mapping[str, Any]
     seq_len: int
     objective: ObjectiveSpec = SFT
+    progress: Progress | None = None
     observe: Observe = ignore
 
     @classmethod
     def of(
-        cls,
-        settings: TrainSettings,
-        progress: models.Progress | None = None,
-        observe: Observe = ignore,
+        cls, settings: TrainSettings, progress: Progress | None = None, observe: Observe = ignore
     ) -> Opener:
         model = _model(settings, progress)
         config = bounded_json.read(model.path / "config.json")
         seq_len = sequence_length(settings, config)
-        return cls(model, config, seq_len, settings.objective_spec, observe)
+        return cls(model, config, seq_len, settings.objective_spec, progress, observe)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         self.observe(Notice("loading the tokenizer …"))
         return load_tokenizer(self.model.tokenizer)
 
-    def open(
-        self, files: Sequence[CheckedFile], progress: Callable[[int, int], None] | None = None
-    ) -> Dataset:
+    def open(self, files: Sequence[CheckedFile]) -> Dataset:
         """The data set, from the cache or made now; see `open_dataset`."""
         return open_dataset(
             files,
@@ -423,7 +422,7 @@ class Opener:
             lambda: self.tokenizer,
             self.seq_len,
             self.objective,
-            progress=progress,
+            progress=self.progress,
         )
 
     def audits(self, train: Dataset, valid: Dataset | None = None) -> dict[str, Audit]:

@@ -196,7 +196,7 @@ def plan_run(
         only_planned=only_planned and not previous,
         start=start,
     )
-    data = build_datasets(settings, inputs)
+    data = build_datasets(settings, inputs, progress)
     hashed, model, weights = hashed or previous is not None, inputs.model, inputs.weights
     unhashed = ModelIdentity(model.revision, model.model_type, "", "")
     identity = models.identity(model) if hashed else unhashed

@@ -40,7 +40,7 @@ def train(
     """Train, or go on with `settings.resume`.
 
     Args:
-        progress: called while models are downloaded or converted.
+        progress: called while models are downloaded or converted, and data are read.
         pinned: the plan that the run is held against; `settings` are its own.
 
     Raises:

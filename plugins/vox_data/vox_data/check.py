@@ -42,7 +42,7 @@ from vox_core.api.rows import (
 from vox_core.api.settings import TrainSettings
 from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.errors import BackendError, InputError
-from vox_data.stats import open_readable, require_data, tokens_progress
+from vox_data.stats import open_readable, require_data
 
 _TEACHER, _REWARD = "MODEL", "FILE.py:FUNCTION"
 _TO_CHOOSE = {
@@ -320,7 +320,7 @@ def _audits(
     settings: TrainSettings, opener: Opener, progress: Progress | None
 ) -> Mapping[str, Audit]:
     """Audits of the masks of the rows that `vox train` would use."""
-    rows = chosen_rows(settings)
-    train = opener.open(rows.train, tokens_progress(rows.train, progress))
+    rows = chosen_rows(settings, progress=progress)
+    train = opener.open(rows.train)
     valid = opener.open(rows.valid) if rows.valid else None
     return opener.audits(train, valid)

@@ -8,7 +8,7 @@ under the same settings, tokenised as there and kept in the same cache.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -240,14 +240,14 @@ def _roles_and_turns(counts: Counts) -> tuple[dict[str, int], dict[int, int]]:
 def _tokens(
     settings: TrainSettings, progress: Progress | None, observe: Observe
 ) -> dict[str, TokenStats | None]:
-    rows = chosen_rows(settings)
+    rows = chosen_rows(settings, progress=progress)
     train, valid = rows.train, rows.valid
     opener = Opener.of(settings, progress, observe)
 
     def of(checked: Sequence[CheckedFile]) -> TokenStats | None:
         if not checked:
             return None
-        dataset = opener.open(checked, tokens_progress(checked, progress))
+        dataset = opener.open(checked)
         found, prompts = histogram(dataset.stats.lengths), dataset.stats.prompts
         return TokenStats(
             opener.model.id,
@@ -262,19 +262,6 @@ def _tokens(
         )
 
     return {"train": of(train), "valid": of(valid)}
-
-
-def tokens_progress(
-    files: Sequence[CheckedFile], progress: Progress | None
-) -> Callable[[int, int], None]:
-    """Report rows that are tokenised as bytes of their files."""
-    size = sum(file.state[0] for file in files)
-
-    def tell(done: int, rows: int) -> None:
-        if progress:
-            progress("tokens", size * done // max(1, rows), size)
-
-    return tell
 
 
 # --- lengths and languages ------------------------------------------------------------------------
