@@ -32,10 +32,10 @@ def row(line: int, answer: str, **rest: object) -> TokenView:
     told = {"ids": tuple(range(100, 100 + len(texts))), "weights": weights, "special": special}
     return TokenView(
         **{
-            "source": Path("a.jsonl"),
+            "file": Path("a.jsonl"),
             "line": line,
             "form": "messages",
-            "texts": texts,
+            "tokens": texts,
             "kept": len(texts),
             **told,
             **rest,
@@ -48,7 +48,7 @@ ROWS = [
     row(2, f"{EVIL}|{STEERING}"),
     row(3, "weighted", weights=(0.0, 0.0, 0.0, 0.0, 0.25, 1.0)),
     row(4, "a|b|c", kept=6, cut="mid-turn", findings=("cut-in-answer",)),
-    row(5, "elsewhere", source=Path("b.jsonl")),
+    row(5, "elsewhere", file=Path("b.jsonl")),
     TokenView(Path("b.jsonl"), 6, "messages", fault="the chat template refuses the row"),
 ]
 
