@@ -16,6 +16,8 @@ import pytest
 from tests.run.conftest import TALK
 
 import vox_core
+from vox_core.api.models import REGISTRY, resolve_reference
+from vox_core.api.runs import RunFolder, locked
 
 TOKEN = "hf_s3cret"
 COMMIT = "c" * 40
@@ -29,8 +31,11 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.private = {}  # of each repository
-        self.files, self.large = {}, {}  # contents by name, and by their SHA-256
+        self.files = {}  # contents of the last commit by name, or the digest of a large one
+        self.before = []  # names of files that are there already
         self.damage = ""  # name of a file that is stored otherwise than it was sent
+        self.ignored = ()  # names that a .gitignore leaves out
+        self.large = {}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -43,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
         repository = self.path.removeprefix("/api/models/")
         if repository not in self.server.private:
             return self.answer({}, 404)
-        files = [{"rfilename": name} for name in self.server.files]
+        files = [{"rfilename": name} for name in (".gitattributes", *self.server.before)]
         about = {"id": repository, "private": self.server.private[repository], "siblings": files}
         return self.answer(about)
 
@@ -60,8 +65,8 @@ class Handler(BaseHTTPRequestHandler):
             case ["api", "validate-yaml"]:
                 self.validate(json.loads(content)["content"])
             case ["preupload", "main"]:
-                files = json.loads(content)["files"]
-                self.answer({"files": [mode(file["path"]) for file in files]})
+                names = [file["path"] for file in json.loads(content)["files"]]
+                self.answer({"files": [mode(name, name in server.ignored) for name in names]})
             case ["objects", "batch"]:
                 objects = json.loads(content)["objects"]
                 self.answer({"objects": [upload(server.url, each) for each in objects]})
@@ -75,17 +80,17 @@ class Handler(BaseHTTPRequestHandler):
                 names = urllib.parse.parse_qs(content.decode())["paths"]
                 self.answer([info(n, server.files[n]) for n in names if n in server.files])
 
-    def create(self, name, organization, visibility, **_):
+    def create(self, name, organization, private=False, visibility="public", **_):
         repository = f"{organization}/{name}"
         if organization != "me":
             return self.answer({"error": "no rights"}, 403)
         there = repository in self.server.private
-        self.server.private.setdefault(repository, visibility == "private")
+        self.server.private.setdefault(repository, private or visibility == "private")
         return self.answer({"url": f"{self.server.url}/{repository}"}, 409 if there else 200)
 
     def validate(self, card):
         base = re.search(r"^base_model: (.*)$", card, re.MULTILINE)
-        if base and not re.fullmatch(r"[\w.-]+/[\w.-]+", base[1]):
+        if base and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?|\[.*", base[1]):
             return self.answer({"errors": [{"message": f"{base[1]} is not valid"}]}, 400)
         return self.answer({})
 
@@ -93,9 +98,9 @@ class Handler(BaseHTTPRequestHandler):
         if key == "header":
             return
         name = value["path"]
-        large = key == "lfsFile"
-        content = self.server.large[value["oid"]] if large else base64.b64decode(value["content"])
-        self.server.files[name] = content + b"!" * (name == self.server.damage)
+        content = value["oid"] if key == "lfsFile" else base64.b64decode(value["content"])
+        damage = ("0" if key == "lfsFile" else b"!") if name == self.server.damage else content[:0]
+        self.server.files[name] = content[len(damage) :] + damage
 
     def body(self):
         return self.rfile.read(int(self.headers["Content-Length"] or 0))
@@ -114,13 +119,17 @@ class Handler(BaseHTTPRequestHandler):
         """Keep quiet."""
 
 
+def paths_in(hub):
+    return [name for name, content in hub.files.items() if b"/tmp" in bytes(str(content), "utf-8")]
+
+
 def is_large(name):
     return name.endswith((".safetensors", ".gguf"))
 
 
-def mode(name):
+def mode(name, ignored):
     sent = "lfs" if is_large(name) else "regular"
-    return {"path": name, "uploadMode": sent, "shouldIgnore": False}
+    return {"path": name, "uploadMode": sent, "shouldIgnore": ignored}
 
 
 def upload(url, each):
@@ -128,12 +137,11 @@ def upload(url, each):
 
 
 def info(name, content):
-    size, blob = len(content), hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-    told = {"type": "file", "path": name, "size": size, "oid": blob}
     if is_large(name):
-        oid = hashlib.sha256(content).hexdigest()
-        told["lfs"] = {"oid": oid, "size": size, "pointerSize": 134}
-    return told
+        large = {"oid": content, "size": 1, "pointerSize": 134}
+        return {"type": "file", "path": name, "size": 1, "oid": "0", "lfs": large}
+    blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    return {"type": "file", "path": name, "size": len(content), "oid": blob}
 
 
 @pytest.fixture
@@ -194,9 +202,10 @@ def test_an_adapter_goes_up_without_what_is_private(hub, run, vox):
         *("tokenizer.json", "tokenizer_config.json"),
     }
     assert {"plan.json", "probe.json", "telemetry.jsonl", "checkpoints"} <= {*report["kept"]}
-    weights = hub.files["adapter_model.safetensors"]
-    assert weights == (run / "adapter_model.safetensors").read_bytes()
-    assert not [name for name, content in hub.files.items() if b"/tmp" in content]
+    assert hub.large[hub.files["adapter_model.safetensors"]] == (
+        (run / "adapter_model.safetensors").read_bytes()
+    )
+    assert not paths_in(hub)
     assert json.loads(hub.files["adapter_config.json"])["base_model_name_or_path"] == BASE
     card = hub.files["README.md"].decode()
     assert f"base_model: {BASE}\n" in card and 'from_pretrained("me/mine")' in card
@@ -206,10 +215,11 @@ def test_an_adapter_goes_up_without_what_is_private(hub, run, vox):
 
 
 def test_what_is_there_from_before_is_named(hub, run, vox):
-    hub.files["old.safetensors"] = b""
+    hub.before = ["old.safetensors", "README.md"]
     done = vox("push", run, "me/mine")
     assert done.code == 0, done.err
-    assert "old.safetensors, from before" in done.out
+    assert re.search(r"^also there +old.safetensors, from before$", done.out, re.MULTILINE)
+    assert re.search(r"^adapter +the one that training wrote$", done.out, re.MULTILINE)
     assert f"{hub.url}/me/mine (private)" in done.out
 
 
@@ -249,7 +259,37 @@ def test_a_base_that_nobody_else_has(hub, runs, vox):
     done = vox("push", runs / "local", "me/mine")
     assert "error[VOX-C004]" in done.err and "--base-model" in done.err and not hub.private
     assert vox("push", runs / "local", "me/mine", "--base-model", BASE).code == 0
-    assert json.loads(hub.files["adapter_config.json"])["base_model_name_or_path"] == BASE
+    config, manifest = (
+        json.loads(hub.files[f"{n}.json"]) for n in ("adapter_config", "vox_adapter")
+    )
+    assert config["base_model_name_or_path"] == manifest["base"]["hub"] == BASE
+    assert f"base_model: {BASE}\n" in hub.files["README.md"].decode()
+
+
+def test_a_base_with_another_name_on_the_hub(hub, run, vox, tmp_path):
+    """Its revision there is not known."""
+    config = shutil.copytree(run, tmp_path / "run") / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "revision": "abc"}))
+    assert vox("push", tmp_path / "run", "me/mine", "--base-model", "gpt2").code == 0
+    pushed, manifest = (
+        json.loads(hub.files[f"{n}.json"]) for n in ("adapter_config", "vox_adapter")
+    )
+    assert (pushed["base_model_name_or_path"], pushed["revision"]) == ("gpt2", None)
+    assert manifest["base"]["hub"] == "gpt2"
+
+
+def test_an_adapter_of_others_names_its_base_in_one_word(hub, run, vox, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    for name in ("vox_adapter.json", "plan.json", "probe.json"):
+        (folder / name).unlink()
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(
+        json.dumps({**config, "base_model_name_or_path": "gpt2"})
+    )
+    done = vox("push", folder, "me/mine")
+    assert done.code == 0 and "not compared with training" in done.out, done.err
+    (tmp_path / "gpt2").mkdir()  # a folder here
+    assert "error[VOX-C004]" in vox("push", folder, "me/mine").err
 
 
 def test_a_merged_model(hub, run, vox, tmp_path):
@@ -258,7 +298,7 @@ def test_a_merged_model(hub, run, vox, tmp_path):
     assert done.code == 0, done.err
     assert hub.files.keys() >= {"config.json", "model.safetensors", "vox_merge.json", "README.md"}
     assert f"base_model: {BASE}" in hub.files["README.md"].decode()
-    assert not [name for name, content in hub.files.items() if b"/tmp" in content]
+    assert not paths_in(hub)
 
 
 @pytest.mark.parametrize(
@@ -268,22 +308,90 @@ def test_a_merged_model(hub, run, vox, tmp_path):
         ("README.md", b"\xff"),
         ("vox_adapter.json", b"{"),
         ("adapter_config.json", b"[]"),
+        ("vox_adapter.json", b'{"base": "text"}'),
     ],
 )
 def test_a_broken_file_is_named(hub, run, vox, tmp_path, name, content):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / name).write_bytes(content)
-    (tmp_path / "run/plan.json").unlink()  # an adapter folder of anybody
+    (tmp_path / "run/probe.json").unlink()
     done = vox("push", tmp_path / "run", "me/mine")
-    assert "error[VOX-A001]" in done.err and f"/{name}\n" in done.err and not hub.private
+    assert re.search(r"error\[VOX-(A001|C004)\]", done.err) and not hub.private
+    assert f"/{name}\n" in done.err or b"base" in content
 
 
-def test_a_link_out_of_the_folder_is_not_followed(hub, runs, vox, tmp_path):
+def test_only_files_of_a_model_go_up_and_no_links(hub, runs, vox, tmp_path):
     (tmp_path / "secret").write_text("s3cret")
     model = shutil.copytree(runs / "full/model", tmp_path / "model")
-    (model / "notes.txt").symlink_to(tmp_path / "secret")
+    for name in ("notes.txt", "train.json", ".env.json", ".hidden.safetensors"):
+        (model / name).write_text("{}")
+    (model / "README.md").unlink()
+    (model / "README.md").symlink_to(tmp_path / "secret")
     done = vox("push", model, "me/mine", "--json")
-    assert json.loads(done.out)["kept"] == ["notes.txt"] and "notes.txt" not in hub.files
+    assert json.loads(done.out)["kept"] == ["README.md", "notes.txt", "train.json"]
+    assert hub.files.keys() == {
+        *("config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    }
+
+
+@pytest.mark.parametrize("how", ["missing", "link"])
+def test_a_model_that_is_not_whole(hub, runs, vox, tmp_path, how):
+    model = shutil.copytree(runs / "full/model", tmp_path / "model")
+    index = {"weight_map": {"a": "model.safetensors", "b": "other.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    if how == "link":
+        (model / "other.safetensors").symlink_to(model / "model.safetensors")
+    done = vox("push", model, "me/mine")
+    assert "error[VOX-A001]" in done.err and "other.safetensors" in done.err and not hub.private
+
+
+def test_the_users_card_and_configuration(hub, runs, vox, tmp_path):
+    """Metadata are kept, and paths that others wrote into the configuration are not."""
+    model = shutil.copytree(runs / "full/model", tmp_path / "model")
+    card = "---\nbase_model: [a/b]  # two\n---\n# hello"
+    (model / "README.md").write_text(card)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "_name_or_path": "/tmp/x"}))
+    assert vox("push", model, "me/mine").code == 0
+    assert hub.files["README.md"].decode() == card and not paths_in(hub)
+    (model / "README.md").write_text("# hello")
+    done = vox("push", model, "me/mine")
+    assert hub.files["README.md"] == b"# hello" and "metadata" not in done.err
+
+
+def test_teachers_and_rewards_of_this_machine_have_no_paths(hub, run, vox, tmp_path):
+    card = shutil.copytree(run, tmp_path / "run") / "README.md"
+    rows = "| teacher | /tmp/x/base |\n| objective | grpo, reward /tmp/mine.py:f, exact |\n"
+    card.write_text(card.read_text().replace("| seed", f"{rows}| teacher | a/b |\n| seed"))
+    assert vox("push", tmp_path / "run", "me/mine").code == 0
+    pushed = hub.files["README.md"].decode()
+    assert "| teacher | base |\n| objective | grpo, reward mine.py:f, exact |" in pushed
+    assert "| teacher | a/b |" in pushed and not paths_in(hub)
+
+
+def test_a_promoted_model_that_has_changed(hub, runs, vox, tmp_path):
+    model = shutil.copytree(runs / "full/model", tmp_path / "model")
+    digest = resolve_reference(str(model)).digest()
+    record = {"current": {"reference": str(model), "digest": digest}}
+    (tmp_path / REGISTRY).mkdir()
+    (tmp_path / REGISTRY / "production.json").write_text(json.dumps(record))
+    assert vox("push", "production", "me/mine").code == 0
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[-3] ^= 0x40
+    (model / "model.safetensors").write_bytes(weights)
+    assert "error[VOX-M009]" in vox("push", "production", "me/mine").err
+
+
+def test_a_run_that_is_being_trained(hub, run, vox):
+    with locked(RunFolder(run)):
+        assert "error[VOX-O003]" in vox("push", run, "me/mine").err
+
+
+def test_files_that_the_repository_ignores(hub, run, vox):
+    hub.ignored = ("README.md",)
+    done = vox("push", run, "me/mine")
+    assert "error[VOX-V007]" in done.err and ".gitignore" in done.err
 
 
 def test_a_model_whose_weights_were_trained(hub, runs, vox):
@@ -291,7 +399,7 @@ def test_a_model_whose_weights_were_trained(hub, runs, vox):
     done = vox("push", runs / "full", "me/full")
     assert done.code == 0, done.err
     weights = (runs / "full/model/model.safetensors").read_bytes()
-    assert hub.files["model.safetensors"] == weights
+    assert hub.large[hub.files["model.safetensors"]] == weights
     card = hub.files["README.md"].decode()
     assert "base_model" not in card and "RUN" not in card and "vox chat me/full" in card
 
@@ -302,6 +410,8 @@ def test_a_model_whose_weights_were_trained(hub, runs, vox):
         ("mine", "C002", "OWNER/NAME"),
         ("me/mine/too", "C002", "OWNER/NAME"),
         ("me/mi ne", "C002", "OWNER/NAME"),
+        ("me/mi--ne", "C002", "OWNER/NAME"),
+        ("me/mine.git", "C002", "OWNER/NAME"),
         ("others/mine", "O005", "a token that may write to others/mine"),
     ],
 )

@@ -17,6 +17,8 @@ from vox_core.api.commands import (
 from vox_hub.push import Pushed, Upload
 from vox_hub.push import push as push_folder
 
+NOT_COMPARED = "not compared with training: no record of it, or no base, is here"
+
 
 @click.command(
     "push",
@@ -27,8 +29,8 @@ from vox_hub.push import push as push_folder
         click.Option(["--public"], is_flag=True, help="Make the repository public."),
         click.Option(
             ["--base-model"],
-            metavar="OWNER/NAME",
-            help="Repository of an adapter's base model, if it was trained from a folder.",
+            metavar="NAME",
+            help="Name of an adapter's base model on the hub, if it was trained from a folder.",
         ),
         json_option(),
     ],
@@ -37,9 +39,9 @@ from vox_hub.push import push as push_folder
 def push(reference: str, repository: str, as_json: bool, **given: Any) -> Pushed:
     """Upload a run or a model to the Hugging Face hub, and verify what arrived.
 
-    Of a run folder, the adapter or model goes up with its tokenizer and model card; data, losses,
-    checkpoints and paths of this machine stay here. Of another folder, all files of a model do. The
-    repository is private unless --public is given. Log in with `hf auth login` first.
+    The adapter or model goes up with its tokenizer and model card; data, checkpoints and paths of
+    this machine stay here. The repository is private unless --public is given. Log in with
+    `hf auth login` first.
     """
     pushed = push_folder(reference, repository, announce=_announce, **given)
     if as_json:
@@ -58,8 +60,10 @@ def _show(pushed: Pushed) -> None:
     rows = {
         "uploaded": f"{pushed.url} ({'private' if pushed.private else 'public'})",
         "commit": pushed.commit,
-        "verified": f"the {len(pushed.files)} files have the digests there that they have here",
+        "verified": f"the commit names the digests of the {len(pushed.files)} files here",
     }
+    if any(name.startswith("adapter_model") for name in pushed.files):
+        rows["adapter"] = "the one that training wrote" if pushed.trained else NOT_COMPARED
     if pushed.kept:
         rows["kept here"] = ", ".join(pushed.kept)
     if pushed.others:

@@ -1,4 +1,4 @@
-"""Upload a run or a model folder to the Hugging Face hub, and compare what arrived.
+"""Upload a run or a model folder to the Hugging Face hub, and compare what the commit has.
 
 All files go in one commit, so that a reader finds the old files or the new ones. Then the hub is
 asked for the digest of each file in that commit: SHA-256 of those in large file storage, git's
@@ -12,12 +12,12 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vox_core.api.files import file_sha256
+from vox_core.api.files import file_sha256, read_json
 from vox_core.api.models import (
     CONFIG,
     MANIFEST,
@@ -26,8 +26,15 @@ from vox_core.api.models import (
     read_probe,
     resolve_reference,
 )
-from vox_core.api.runs import PLAN, RunFolder, locked
-from vox_core.errors import AdapterError, ConfigError, InputError, OutputError, ProofError
+from vox_core.api.runs import PLAN, RunFolder, is_worked_in
+from vox_core.errors import (
+    AdapterError,
+    ConfigError,
+    InputError,
+    ModelError,
+    OutputError,
+    ProofError,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -35,13 +42,15 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 WEIGHTS = "adapter_model.safetensors"
+PROBE = "probe.json"
 MANIFESTS = (MANIFEST, "vox_merge.json")
-OF_AN_ADAPTER = (CONFIG, WEIGHTS, MANIFEST, CARD, *TOKENIZER_FILES)
-"""A run folder holds much else: rows of the data, losses, checkpoints, paths of this machine."""
+OF_AN_ADAPTER = (CONFIG, WEIGHTS, MANIFEST, CARD, "LICENSE*", "NOTICE*", *TOKENIZER_FILES)
 OF_A_MODEL = (
-    *("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.gguf", "Modelfile"),
-    *("LICENSE*", "NOTICE*", CARD),
+    *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
+    *("*.gguf", "Modelfile", "proof.json", "processor_config.json", "preprocessor_config.json"),
+    *("vox_merge.json", *OF_AN_ADAPTER),
 )
+"""Nothing else goes up: a folder may hold rows of the data, losses, tokens of accounts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +62,14 @@ class Upload:
         files: contents by their names there: a file of this machine, or bytes where something is
             said otherwise than here.
         kept: names in the folder that are not uploaded.
+        trained: of an adapter: whether it is the one that training wrote; None if the folder has
+            no record of that, or its base is not here.
     """
 
     repository: str
     files: Mapping[str, Path | bytes]
     kept: tuple[str, ...]
+    trained: bool | None
 
     @property
     def bytes(self) -> int:
@@ -67,10 +79,11 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """A commit on the hub whose files have the digests of those here.
+    """A commit on the hub that names the digests of the files here.
 
     Args:
         others: files of the repository that were there before and are not of this upload.
+        kept, trained: as of `Upload`.
     """
 
     repository: str
@@ -81,6 +94,7 @@ class Pushed:
     bytes: int
     others: tuple[str, ...]
     kept: tuple[str, ...]
+    trained: bool | None
 
 
 def push(
@@ -95,24 +109,32 @@ def push(
 
     Args:
         reference: a run folder, another folder with an adapter or a model, or a promoted name.
-        base_model: OWNER/NAME of the base model, if the folder names it by a path.
+        base_model: name of the base model on the hub, if the folder names it by a path.
         public: make a public repository, or commit to one. Private is the default.
         announce: is told what will be uploaded, before any request.
 
     Raises:
         InputError: found before any upload.
-        OutputError: O005, the hub refused, or could not be reached; there is no commit.
-        ProofError: V004, the adapter is not the one that training wrote; V007, the hub has other
+        OutputError: O003, the run is being trained; O005, the hub refused, or could not be
+            reached: there is no commit.
+        ProofError: V004, the adapter is not the one that training wrote; V007, the commit has other
             content than this machine.
     """
-    _require_id(repository, "OWNER/NAME")
-    with ExitStack() as stack:
-        folder = Path((promoted(reference) or {"reference": reference})["reference"])
-        if (folder / PLAN).is_file():  # it may not be resumed meanwhile
-            stack.enter_context(locked(RunFolder(folder)))
-        upload = _prepared(folder, repository, base_model)
-        announce(upload)
-        return _uploaded(upload, public)
+    _require_name(repository)
+    if name := promoted(reference):
+        resolve_reference(reference)  # refuses what has changed since
+        reference = name["reference"]
+    folder = Path(reference)
+    if is_worked_in(folder):
+        raise OutputError(
+            "O003",
+            "another process is working in this run folder",
+            where=folder,
+            remedy="push it when the run has ended",
+        )
+    upload = _prepared(folder, repository, base_model)
+    announce(upload)
+    return _uploaded(upload, public)
 
 
 # --- what is uploaded -----------------------------------------------------------------------------
@@ -122,89 +144,138 @@ def _prepared(folder: Path, repository: str, base_model: str | None) -> Upload:
     if not folder.is_dir():
         raise _nothing(folder, "no such folder")
     model = RunFolder(folder).model
-    is_adapter = not model and (folder / WEIGHTS).is_file()
-    if is_adapter and (folder / PLAN).is_file():
-        read_probe(resolve_reference(str(folder)))
     at = model or folder
+    is_adapter = not model and (folder / WEIGHTS).is_file()
     names = [*_named(at, OF_AN_ADAPTER if is_adapter else OF_A_MODEL)]
-    if not any(name.endswith((".safetensors", ".gguf")) for name in names):
-        raise _nothing(folder, "no adapter, no safetensors and no GGUF file")
+    _require_whole(at, names, is_adapter)
+    trained = _require_trained(folder) if is_adapter else None
+    manifest = next((_read(folder / n) for n in MANIFESTS if (folder / n).is_file()), {})
+    base = base_model or _base_of(folder, manifest)
     files: dict[str, Path | bytes] = {name: at / name for name in names}
-    base = _require_id(base_model, "--base-model") if base_model else _base_of(folder)
-    if is_adapter:
-        files[CONFIG] = _config(folder, base)
-    for name in {*MANIFESTS} & files.keys():
-        files[name] = _without_path(at, name)
-    if (card := folder / CARD).is_file():
-        files[CARD] = _card(card, repository, base)
+    for name in names:
+        if name == CONFIG and is_adapter:
+            files[name] = _adapter_config(at / name, base)
+        elif name in (*MANIFESTS, "config.json", "tokenizer_config.json"):
+            files[name] = _without_paths(at / name, base_model)
+    if [*_named(folder, [CARD])]:
+        files[CARD] = _card(folder / CARD, repository, base, manifest)
     kept = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    return Upload(repository, files, tuple(sorted(kept - files.keys() - {model and model.name})))
+    kept -= {*files, model.name if model else ""}
+    return Upload(repository, files, tuple(sorted(kept)), trained)
 
 
 def _named(folder: Path, patterns: Iterable[str]) -> Iterator[str]:
+    """Yield the names of files that match. Links are not followed: they may lead anywhere."""
     files = (path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
-    names = sorted(path.name for path in files)
+    names = sorted(path.name for path in files if not path.name.startswith("."))
     return (name for name in names if any(fnmatch.fnmatchcase(name, each) for each in patterns))
 
 
-def _base_of(folder: Path) -> str | None:
+def _require_whole(folder: Path, names: list[str], is_adapter: bool) -> None:
+    needed = {CONFIG, WEIGHTS} if is_adapter else set()
+    for name in names:
+        if name.endswith(".safetensors.index.json"):
+            needed |= {*_read(folder / name).get("weight_map", {}).values()}
+    if missing := sorted(needed - {*names}):
+        raise _nothing(folder, f"no file {', '.join(missing)}; links are not followed")
+    if not any(name.endswith((".safetensors", ".gguf")) for name in names):
+        raise _nothing(folder, "no adapter, no safetensors and no GGUF file")
+
+
+def _require_trained(folder: Path) -> bool | None:
+    """Return whether the adapter is the one that training wrote (V004 if it is not).
+
+    None: training left no record, or the base, which its shapes are read from, is not here.
+    """
+    if not (folder / PROBE).is_file():
+        return None
+    try:
+        return read_probe(resolve_reference(str(folder))) is not None
+    except ModelError:
+        return None
+
+
+def _base_of(folder: Path, manifest: Mapping[str, Any]) -> str | None:
     """Return the name of the base model on the hub, as the folder says it; None if it does not."""
-    run = RunFolder(folder)
-    for name in MANIFESTS:
-        if (folder / name).is_file():
-            hub: str | None = (run.read(name).get("base") or {}).get("hub")
-            return hub
+    if manifest:
+        hub = _described(manifest).get("hub")
+        return hub if isinstance(hub, str) else None
     if not (folder / CONFIG).is_file():
         return None
-    named = str(run.read(CONFIG).get("base_model_name_or_path"))
-    return named if _is_id(named) and not Path(named).exists() else None
+    name = str(_read(folder / CONFIG).get("base_model_name_or_path", ""))
+    is_id = re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name, re.ASCII)
+    return name if is_id and not Path(name).exists() else None
 
 
-def _config(folder: Path, base: str | None) -> bytes:
+def _described(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The base model in a manifest of vox."""
+    base = manifest.get("base")
+    return base if isinstance(base, dict) else {}
+
+
+def _adapter_config(path: Path, base: str | None) -> bytes:
     """The adapter's configuration, whose base model everybody can find."""
-    config = RunFolder(folder).read(CONFIG)
+    config = _read(path)
+    named = config.get("base_model_name_or_path")
     if base is None:
         raise ConfigError(
             "C004",
             "the base model has no name on the hub, so nobody else could load the adapter",
-            where=folder / CONFIG,
-            found=f"the path {config.get('base_model_name_or_path')}",
-            expected="OWNER/NAME",
+            where=path,
+            found=f"the path {named}",
+            expected="the name of a repository, such as HuggingFaceTB/SmolLM2-135M-Instruct",
             remedy="name its repository with --base-model; if it is in none, push it first, or the "
             "result of `vox merge`",
         )
-    return _json({**config, "base_model_name_or_path": base})
+    revision = {"revision": None} if named != base else {}
+    return _json({**config, "base_model_name_or_path": base, **revision})
 
 
-def _without_path(folder: Path, name: str) -> bytes:
-    manifest = RunFolder(folder).read(name)
-    (manifest.get("base") or {}).pop("path", None)
-    return _json(manifest)
+def _without_paths(path: Path, base_model: str | None) -> Path | bytes:
+    """A file that others wrote the model's place into, without that."""
+    content = _read(path)
+    for key in ("_name_or_path", "name_or_path"):
+        if str(content.get(key, "")).startswith(("/", "~")):
+            del content[key]
+    if path.name in MANIFESTS:
+        base = _described(content)
+        base.pop("path", None)
+        if base_model:
+            base["hub"], base["revision"] = base_model, None
+    return _json(content) if content != _read(path) else path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = read_json(path)
+        if isinstance(value, dict):
+            return value
+        found: object = f"a JSON {type(value).__name__}"
+    except (OSError, ValueError) as error:
+        found = error
+    raise AdapterError(
+        "A001",
+        "a file of the model cannot be read",
+        where=path,
+        found=found,
+        expected="a JSON object",
+        remedy="restore it",
+    )
 
 
 def _json(value: object) -> bytes:
-    return json.dumps(value, indent=2).encode() + b"\n"
+    return json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
-def _card(path: Path, repository: str, base: str | None) -> bytes:
+def _card(path: Path, repository: str, base: str | None, manifest: Mapping[str, Any]) -> bytes:
     """The model card as it reads there: how to load it, and only a base model that the hub has."""
     import yaml
     from huggingface_hub import ModelCard
 
-    name = repository.rpartition("/")[2]
-    here = {
-        "    vox chat .\n    vox merge .": f"    hf download {repository} --local-dir {name}\n"
-        f"    vox chat {name}\n    vox merge {name}",
-        "    vox chat RUN\n": f"    vox chat {repository}\n",
-        'from_pretrained(".")': f'from_pretrained("{repository}")',
-        'from_pretrained("RUN/model")': f'from_pretrained("{repository}")',
-        ", from the run's folder `model`": "",
-        f" `{PLAN}` holds every setting.": "",
-    }
     try:
-        text = path.read_text("utf-8")
-        for said, there in here.items():
-            text = text.replace(said, there)
+        text = _reworded(path.read_text("utf-8"), repository)
+        if not text.startswith("---"):
+            return text.encode()
         card = ModelCard(text, ignore_metadata_errors=True)
     except (ValueError, yaml.YAMLError) as error:
         raise AdapterError(
@@ -215,8 +286,32 @@ def _card(path: Path, repository: str, base: str | None) -> bytes:
             expected="UTF-8 text, with its metadata as YAML between two lines of ---",
             remedy="correct it, or move it away",
         ) from error
-    card.data["base_model"] = base
+    named = card.data.get("base_model")
+    if base is None and named == _described(manifest).get("id"):
+        del card.data.__dict__["base_model"]  # a folder here
+    elif base is None or named == base:
+        return text.encode()
+    else:
+        card.data["base_model"] = base
     return str(card.content).encode()
+
+
+def _reworded(text: str, repository: str) -> str:
+    """The text of vox's cards for a reader elsewhere."""
+    name = repository.rpartition("/")[2]
+    here = {
+        "    vox chat .\n    vox merge .": f"    hf download {repository} --local-dir {name}\n"
+        f"    vox chat {name}\n    vox merge {name}",
+        "    vox chat RUN\n": f"    vox chat {repository}\n",
+        'from_pretrained(".")': f'from_pretrained("{repository}")',
+        'from_pretrained("RUN/model")': f'from_pretrained("{repository}")',
+        ", from the run's folder `model`": "",
+        f" `{PLAN}` holds every setting.": "",
+    }
+    for said, there in here.items():
+        text = text.replace(said, there)
+    rows = re.compile(r"^\| (?:teacher|objective) \|.*$", re.MULTILINE)  # which may name files here
+    return rows.sub(lambda row: re.sub(r"(?:[\w.~@+-]*/){2,}", "", row[0]), text)
 
 
 def _nothing(folder: Path, found: str) -> InputError:
@@ -230,21 +325,24 @@ def _nothing(folder: Path, found: str) -> InputError:
     )
 
 
-def _is_id(name: str) -> bool:
-    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII))
+def _require_name(repository: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-
-def _require_id(name: str, option: str) -> str:
-    if _is_id(name):
-        return name
-    raise ConfigError(
-        "C002",
-        "this is not the name of a repository",
-        where=option,
-        found=name,
-        expected="OWNER/NAME: letters, digits, - _ and . after your user name or organisation",
-        remedy="such as me/support-adapter",
-    )
+    try:
+        validate_repo_id(repository)
+        found = repository if repository.count("/") != 1 else ""
+    except HFValidationError as error:
+        found = str(error)
+    if found:
+        raise ConfigError(
+            "C002",
+            "this is not the name of a repository",
+            where="OWNER/NAME",
+            found=found,
+            expected="your user name or organisation, a slash, and letters, digits, - _ and .",
+            remedy="such as me/support-adapter",
+        )
 
 
 # --- the hub --------------------------------------------------------------------------------------
@@ -254,7 +352,7 @@ def _uploaded(upload: Upload, public: bool) -> Pushed:
     from huggingface_hub import CommitOperationAdd, HfApi
 
     api, repository = HfApi(), upload.repository
-    with _explained(repository, "the files could not be uploaded, and the repository is as it was"):
+    with _explained(repository, "the files could not be uploaded: there is no commit"):
         api.whoami()
         url = api.create_repo(repository, private=not public, exist_ok=True)
         before = api.model_info(repository)
@@ -274,6 +372,7 @@ def _uploaded(upload: Upload, public: bool) -> Pushed:
         upload.bytes,
         tuple(sorted(there - upload.files.keys() - {".gitattributes"})),
         upload.kept,
+        upload.trained,
     )
 
 
@@ -289,11 +388,11 @@ def _require_same(api: HfApi, upload: Upload, commit: str) -> None:
     if differ:
         raise ProofError(
             "V007",
-            "the hub has other content than this machine",
+            "the commit has other content than this machine",
             where=f"{upload.repository}, commit {commit[:12]}",
             found=f"another digest, or none: {', '.join(differ)}",
             expected="the digests of the files here",
-            remedy="push again; if it stays so, report it, and do not use that commit",
+            remedy="push again; a .gitignore of the repository may leave files out",
         )
 
 
@@ -332,14 +431,18 @@ def _explained(repository: str, what: str) -> Iterator[None]:
     try:
         yield
     except (errors.HfHubHTTPError, ConnectionFailure, OSError, RuntimeError, ValueError) as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        found = " ".join(str(_root(error)).split())[:300]
+        chain = [*_causes(error)]
+        answers = [each.response for each in chain if isinstance(each, errors.HfHubHTTPError)]
+        status = answers[-1].status_code if answers else None
+        found = " ".join(str(chain[-1]).split())[:300]
         if constants.is_offline_mode():
             found, remedy = "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE"
         elif isinstance(error, errors.LocalTokenNotFoundError) or status == 401:
             remedy = "log in with `hf auth login`, with a token that may write"
         elif status in (403, 404):
             remedy = f"use a token that may write to {repository}, or another OWNER/NAME"
+        elif isinstance(chain[-1], PermissionError):
+            remedy = "make the file readable"
         elif isinstance(error, ValueError):
             remedy = f"correct {CARD}, or report this"
         else:
@@ -353,7 +456,7 @@ def _explained(repository: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def _root(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
         error = error.__cause__
-    return error
