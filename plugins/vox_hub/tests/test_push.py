@@ -46,6 +46,8 @@ class Handler(BaseHTTPRequestHandler):
             known = self.headers["Authorization"] == f"Bearer {TOKEN}"
             return self.answer({"name": "me"}) if known else self.answer({"error": "who?"}, 401)
         repository = self.path.removeprefix("/api/models/")
+        if repository in (BASE, "gpt2"):
+            return self.answer({"id": repository})
         if repository not in self.server.private:
             return self.answer({}, 404)
         files = [{"rfilename": name} for name in (".gitattributes", *self.server.before)]
@@ -381,6 +383,25 @@ def test_a_promoted_model_that_has_changed(hub, runs, vox, tmp_path):
     weights[-3] ^= 0x40
     (model / "model.safetensors").write_bytes(weights)
     assert "error[VOX-M009]" in vox("push", "production", "me/mine").err
+
+
+def test_a_base_model_that_the_hub_does_not_have(hub, runs, vox):
+    done = vox("push", runs / "local", "me/mine", "--base-model", "owner/bsae")
+    assert "error[VOX-C002]" in done.err and "owner/bsae" in done.err and not hub.private
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("mine", "did you mean runs/mine?"),
+        ("runs/mine/adapter_config.json", "name its folder: runs/mine"),
+        ("runs/mine/checkpoints/step-1", "name its run: runs/mine"),
+    ],
+)
+def test_folders_that_are_not_the_one_that_is_meant(hub, run, vox, name, remedy):
+    shutil.copytree(run, "runs/mine")
+    done = vox("push", name, "me/mine")
+    assert "error[VOX-A001]" in done.err and remedy in done.err and not hub.private
 
 
 def test_a_run_that_is_being_trained(hub, run, vox):

@@ -134,6 +134,8 @@ def push(
         )
     upload = _prepared(folder, repository, base_model)
     announce(upload)
+    if base_model:
+        _require_base(base_model)
     return _uploaded(upload, public)
 
 
@@ -142,7 +144,7 @@ def push(
 
 def _prepared(folder: Path, repository: str, base_model: str | None) -> Upload:
     if not folder.is_dir():
-        raise _nothing(folder, "no such folder")
+        raise _nothing(folder, "a file" if folder.is_file() else "no such folder")
     model = RunFolder(folder).model
     at = model or folder
     is_adapter = not model and (folder / WEIGHTS).is_file()
@@ -178,8 +180,9 @@ def _require_whole(folder: Path, names: list[str], is_adapter: bool) -> None:
             needed |= {*_read(folder / name).get("weight_map", {}).values()}
     if missing := sorted(needed - {*names}):
         raise _nothing(folder, f"no file {', '.join(missing)}; links are not followed")
-    if not any(name.endswith((".safetensors", ".gguf")) for name in names):
-        raise _nothing(folder, "no adapter, no safetensors and no GGUF file")
+    loads = {"config.json", CONFIG} & {*names} and any(n.endswith(".safetensors") for n in names)
+    if not loads and not any(name.endswith(".gguf") for name in names):
+        raise _nothing(folder, "no adapter, no model and no GGUF file")
 
 
 def _require_trained(folder: Path) -> bool | None:
@@ -315,13 +318,20 @@ def _reworded(text: str, repository: str) -> str:
 
 
 def _nothing(folder: Path, found: str) -> InputError:
+    remedy = "name a run folder, or another; an interrupted run goes on with `vox train --resume`"
+    if (run := Path("runs") / folder / PLAN).is_file():
+        remedy = f"did you mean {run.parent}?"
+    elif (folder / "state.json").is_file() and folder.parent.name == "checkpoints":
+        remedy = f"a checkpoint is for resuming; name its run: {folder.parent.parent}"
+    elif folder.is_file():
+        remedy = f"name its folder: {folder.parent}"
     return AdapterError(
         "A001",
         "there is nothing to push",
         where=folder,
         found=found,
         expected="a run that has ended, or a folder of `vox merge` or `vox export`",
-        remedy="correct the path; an interrupted run goes on with `vox train --resume`",
+        remedy=remedy,
     )
 
 
@@ -374,6 +384,21 @@ def _uploaded(upload: Upload, public: bool) -> Pushed:
         upload.kept,
         upload.trained,
     )
+
+
+def _require_base(name: str) -> None:
+    from huggingface_hub import HfApi
+
+    with _explained(name, "the base model could not be looked up"):
+        if not HfApi().repo_exists(name):
+            raise ConfigError(
+                "C002",
+                "the hub has no such base model, so nobody else could load the adapter",
+                where="--base-model",
+                found=name,
+                expected="the name of a repository that you can read",
+                remedy="correct the name, or push the base model first",
+            )
 
 
 def _require_same(api: HfApi, upload: Upload, commit: str) -> None:
