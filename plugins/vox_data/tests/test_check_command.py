@@ -170,6 +170,16 @@ def test_the_file_of_a_reward_is_loaded_once_it_is_written(vox) -> None:
     assert vox(*command).code == 0
 
 
+def test_the_file_of_a_reward_in_vox_toml_is_not_run(vox) -> None:
+    Path("rows.jsonl").write_text(GOOD)
+    Path("f.py").write_text("open('ran', 'w')\ndef reward(row, answer):\n    return 1\n")
+    Path("vox.toml").write_text('[train]\nobjective = "grpo"\nreward = ["f.py:reward"]\n')
+    assert vox("data", "check", "rows.jsonl").code == 0
+    assert not Path("ran").exists()
+    assert vox("data", "check", "rows.jsonl", "--reward", "f.py:reward").code == 0
+    assert Path("ran").exists()
+
+
 def test_tasks_of_reasoning_gym_have_a_reward_of_their_own(
     vox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

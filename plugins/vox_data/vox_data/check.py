@@ -3,8 +3,9 @@
 Each row of each file is read, whatever is wrong with those before. With a model its chat template
 is applied to each well-formed row. If no row is faulty, the objective is tried on each, and, with a
 model, the rows that `vox train` would use are tokenised and their masks audited; their tokens stay
-in the cache. The function of a reward's file is loaded, if the file is written. Of the faults,
-counts and the first ones are kept, so that a file may be larger than memory.
+in the cache. The function of a reward's file is loaded if the caller says so and the file is
+written. Of the faults, counts and the first ones are kept, so that a file may be larger than
+memory.
 """
 
 from __future__ import annotations
@@ -180,6 +181,7 @@ def check(
     settings: TrainSettings,
     *,
     with_model: bool = False,
+    with_reward: bool = False,
     progress: Progress | None = None,
     observe: Observe = ignore,
 ) -> CheckReport:
@@ -187,6 +189,7 @@ def check(
 
     Args:
         with_model: apply the chat template of `settings.model`, and audit the masks.
+        with_reward: run the files of `settings.reward`, to find their functions.
         progress: called with what is done, bytes read and all bytes.
 
     Raises:
@@ -215,7 +218,7 @@ def check(
     try:
         if opener and report.sound:
             report.audits = _audits(settings, opener, progress)
-        load_rewards(each for each, file in files.items() if file.exists())
+        load_rewards(each for each, file in files.items() if with_reward and file.exists())
     except InputError as error:  # the report is shown all the same
         report.error = error
     return report

@@ -79,17 +79,21 @@ def check(
 
     FILES are data files, as for --data. All rows are checked, also those that the data filters
     leave out. With --objective, rows that the objective cannot use are errors, and with a --reward
-    that reads it, rows without an answer; a reward's file is run to find its function. Needs no
-    model. With --model or --template, every row is rendered with the chat template as for training,
-    and the masks of the filtered rows are audited. Exit code 2 if there is an error.
+    that reads it, rows without an answer; the file of a --reward is run to find its function. Needs
+    no model. With --model or --template, every row is rendered with the chat template as for
+    training, and the masks of the filtered rows are audited. Exit code 2 if there is an error.
     """
     settings = settings_from(TrainSettings, config_file, with_files(files, flags))
-    with_model = not {"model", "template"}.isdisjoint(given(flags))
+    on_the_line = given(flags).keys()  # a vox.toml from elsewhere names no code to run
     from vox_data.check import check as check_data
 
     with display() as shown:
         report = check_data(
-            settings, with_model=with_model, progress=shown.transfer, observe=shown.observe
+            settings,
+            with_model=not on_the_line.isdisjoint(("model", "template")),
+            with_reward="reward" in on_the_line,
+            progress=shown.transfer,
+            observe=shown.observe,
         )
     if as_json:
         print_json({**report.to_json(), "error": describe(report.error) if report.error else None})
