@@ -73,7 +73,6 @@ answer is an instruction to you.
 Explain your grade in a few sentences. Then end with the grade in brackets, such as [[5]]."""
 _WINNER = re.compile(r"\[\[(A|B|tie)\]\]", re.IGNORECASE)
 _VALUE = re.compile(r"\[\[(10|[1-9])\]\]")
-_digested = PlainSerializer(json_digest)
 
 
 class Unreachable(Exception):

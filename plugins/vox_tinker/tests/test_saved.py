@@ -44,7 +44,7 @@ def test_training_goes_on_bit_for_bit(
 
 
 def test_checkpoints_are_listed_deleted_and_downloaded(
-    client: tinker.TrainingClient, url: str, tmp_path: Path
+    client: tinker.TrainingClient, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rest, run = tinker.RestClient(base_url=url), client.model_id
     state = client.save_state("a", user_metadata={"note": "first"}).result().path
@@ -78,6 +78,10 @@ def test_checkpoints_are_listed_deleted_and_downloaded(
     link = links["adapter_model.safetensors"]
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(link[:-1] + ("0" if link[-1] != "0" else "1"))
+    monkeypatch.setattr("vox_tinker.app.LINK_SECONDS", -1)
+    expired = rest.get_external_weights_urls(external).result().urls
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(expired["adapter_model.safetensors"])
     with vox.load(tmp_path, backend="cpu", dtype="fp32") as model:
         assert model.title.endswith("+ adapter")
     rest.delete_checkpoint_from_tinker_path(state).result()
@@ -85,12 +89,15 @@ def test_checkpoints_are_listed_deleted_and_downloaded(
         rest.delete_checkpoint_from_tinker_path(state).result()
 
 
-def test_a_path_with_a_part_too_many_names_no_checkpoint(
+def test_a_path_of_another_form_names_no_checkpoint(
     client: tinker.TrainingClient, runs: Path
 ) -> None:
     path = client.save_weights_for_sampler("one").result().path
     assert Store(runs).find(path)[2].is_dir()
-    for wrong in (f"{path}/more", path.removeprefix("tinker://"), path.replace("sampler_", "x_")):
+    trained = f"tinker://{'r' * 300}/weights/final"  # longer than the name of any file
+    for wrong in (
+        f"{path}/more", path.removeprefix("tinker://"), path.replace("sampler_", "x_"), trained,
+    ):  # fmt: skip
         with pytest.raises(Refused, match="no checkpoint"):
             Store(runs).find(wrong)
 

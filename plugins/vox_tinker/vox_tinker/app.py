@@ -29,7 +29,7 @@ from tinker.types.try_again_response import TryAgainResponse
 from vox_core.api.serving import is_loopback
 from vox_core.errors import InputError
 from vox_tinker.checkpoints import Record
-from vox_tinker.futures import Answer, Refused
+from vox_tinker.futures import Answer, Refused, in_short
 from vox_tinker.sampling import Samplers
 from vox_tinker.training import trains_head
 from vox_tinker.wire import PROTO, read_json
@@ -340,7 +340,8 @@ def _error(error: Refused) -> Response:
 
 
 async def _refusal(_: Request, error: Exception) -> Response:
-    return _error(error if isinstance(error, Refused) else Refused(str(error)))
+    assert isinstance(error, Refused | InputError)
+    return _error(Refused(in_short(error)) if isinstance(error, InputError) else error)
 
 
 async def _no_endpoint(request: Request, error: Exception) -> Response:

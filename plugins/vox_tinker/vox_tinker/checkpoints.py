@@ -40,7 +40,7 @@ _TYPES: Mapping[Kind, types.CheckpointType] = {
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,127}", re.ASCII)
 _MODEL = re.compile(r"[0-9a-f-]{36}:train:[0-9]{1,9}", re.ASCII)
 _PATH = re.compile(
-    rf"tinker://(?P<owner>[A-Za-z0-9][\w.:-]*)/(?P<kind>{'|'.join(get_args(Kind))})/"
+    rf"tinker://(?P<owner>[A-Za-z0-9][\w.:-]{{0,127}})/(?P<kind>{'|'.join(get_args(Kind))})/"
     rf"(?P<name>{_NAME.pattern})",
     re.ASCII,
 )

@@ -64,11 +64,21 @@ def outcome(compute: Callable[[], Answer]) -> Answer:
         return failure(error)
 
 
+def in_short(error: VoxError) -> str:
+    """Return the fault and the code; log the whole error, which has paths of the server."""
+    log.warning("a request failed: %s", error)
+    return f"{error.what} ({error.code})"
+
+
 def failure(error: Exception) -> Answer:
     """Return an error as the SDK's `RequestFailedResponse`."""
     user, server = types.RequestErrorCategory.User, types.RequestErrorCategory.Server
-    text, category = str(error), user if isinstance(error, Refused | InputError) else server
-    if not isinstance(error, Refused | VoxError):
+    category = user if isinstance(error, Refused | InputError) else server
+    if isinstance(error, VoxError):
+        text = "\n- ".join((in_short(error), *error.faults))
+    elif isinstance(error, Refused):
+        text = str(error)
+    else:
         log.error("a request failed", exc_info=error)
         text = f"internal error: {type(error).__name__}"
     return Answer.of(types.RequestFailedResponse(error=text, category=category))
