@@ -15,6 +15,8 @@ def scorer(name: str, **given: Any) -> Scorer:
     return find_scorer(ScorerSpec(name, given, Path()))[0]
 
 
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
 PERSON = {
     "type": "object",
     "properties": {"age": {"$ref": "#/$defs/age"}},
@@ -61,6 +63,13 @@ def test_references_are_those_of_schemas_each_from_its_own_id() -> None:
     assert values == [1, 0]
 
 
+def test_a_keyword_that_a_draft_does_not_have_is_no_reference() -> None:
+    for value in (5, "#none"):
+        schema = {"$schema": DRAFT_7, "type": "integer", "$dynamicRef": value}
+        found = scorer("json-schema", schema=schema).score(Example("id", {}), Output("3", []))
+        assert found.value == 1
+
+
 def test_a_rows_schema_takes_the_place_of_the_tasks() -> None:
     found, own = scorer("json-schema", schema=PERSON), {"type": "integer"}
     assert found.score(Example("id", {"schema": own}), Output("3", [])).value == 1
@@ -81,6 +90,11 @@ def test_the_schema_may_be_a_file(tmp_path) -> None:
         ({"$ref": "#/$defs/none"}, "the schema has no '#/\\$defs/none'"),
         ({"$ref": "https://example.com/schema"}, "nothing is fetched"),
         ({"$dynamicRef": "#none"}, "the schema has no '#none'"),
+        ({"properties": {"a": {"$ref": "#/nope"}}}, "the schema has no '#/nope'"),
+        (
+            {"$schema": DRAFT_7, "not": {"$schema": DRAFT_2020, "$dynamicRef": 5}},
+            r"\$dynamicRef is 5, expected a text",
+        ),
         ("text", "a schema is an object"),
         ({"$schema": 3}, "a schema is an object"),
         (None, 'no "schema", neither'),

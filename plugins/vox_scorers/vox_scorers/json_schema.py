@@ -95,26 +95,31 @@ def require_schema(schema: object) -> None:
 
     if not isinstance(schema, Mapping) or not isinstance(schema.get("$schema", ""), str):
         raise ValueError("a schema is an object, whose $schema is a text")
+    validator = _validator(schema)
     try:
-        _validator(schema).check_schema(schema)
+        validator.check_schema(schema)
     except SchemaError as error:
         raise ValueError(f"no JSON schema: {error.json_path}: {error.message}"[:_SHOWN]) from None
     root = Resource.from_contents(schema, default_specification=DRAFT202012)
-    _require_references(root, Registry().resolver_with_root(root))
+    _require_references(root, Registry().resolver_with_root(root), type(validator))
 
 
-def _require_references(schema: Any, resolver: Any) -> None:
+def _require_references(schema: Any, resolver: Any, draft: Any) -> None:
     """Look up the references of a schema and of those within it, each from its own `$id`."""
+    from jsonschema.validators import validator_for
     from referencing.exceptions import Unresolvable
 
     own = schema.contents if isinstance(schema.contents, Mapping) else {}
-    for reference in (own[key] for key in ("$ref", "$dynamicRef") if key in own):
+    draft = validator_for(own, default=draft)
+    for key in sorted({"$ref", "$dynamicRef"} & own.keys() & draft.VALIDATORS.keys()):
+        if not isinstance(reference := own[key], str):
+            raise ValueError(f"no JSON schema: {key} is {reference!r}, expected a text"[:_SHOWN])
         try:
             resolver.lookup(reference)
         except Unresolvable:
             raise ValueError(f"the schema has no {reference!r}, and nothing is fetched") from None
     for each in schema.subresources():
-        _require_references(each, resolver.in_subresource(each))
+        _require_references(each, resolver.in_subresource(each), draft)
 
 
 def _validator(schema: Any) -> Any:
