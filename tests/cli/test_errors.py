@@ -252,6 +252,11 @@ def test_an_option_is_no_value_of_the_one_before_it(vox) -> None:
     assert "error[VOX-C006]: --model needs a value; found the option --method\n" in done.err
     assert "found the option --lr=1" in vox("train", "--data", "--lr=1").err
     assert "found the option -O" in vox("train", "--out", "-O", "beta=1").err
+    after = vox("train", "--", "--model", "--method").err
+    assert "needs a value" not in after, "files may have any name after --"
+    options = [click.Option(["--colour/--plain"]), click.Option(["--file"])]
+    with pytest.raises(click.BadOptionUsage, match="--file needs a value; found the option --pl"):
+        Command("draw", params=options).make_context("draw", ["--file", "--plain"])
 
 
 def test_a_value_may_begin_with_a_dash(vox) -> None:

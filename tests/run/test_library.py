@@ -23,6 +23,7 @@ import pytest
 import vox_core as vox
 from tests.run.conftest import TALK
 from vox_core.cli import failures, root
+from vox_core.config.loading import in_python
 from vox_core.contract import Event, Notice, RunEnd, StepDone
 from vox_core.errors import AdapterError, ConfigError, DataError, InputError, VoxError
 from vox_core.run.session import StoppedAtOnce
@@ -301,6 +302,27 @@ def test_a_value_of_no_use_is_a_fault_of_the_setting(settings: dict[str, Any], f
     with pytest.raises(ConfigError) as caught:
         vox.train(**{"data": "train.jsonl", **settings})
     assert any(each.startswith(fault) for each in caught.value.faults), caught.value.faults
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("say --field text='my col'", 'say fields={"text": "my col"}'),
+        ("--field a.b='x=y' --field q=o\"k", 'fields={"a.b": "x=y", "q": "o\\"k"}'),
+        ("pass -O beta=0.1.", 'pass objective_options={"beta": "0.1"}.'),
+        ("-O beta=1 -O type=ipo, or", 'objective_options={"beta": "1", "type": "ipo"}, or'),
+        ("no -O here", "no `objective_options` here"),
+        ("/data--field x=y is no file", "/data--field x=y is no file"),
+    ],
+)  # fmt: skip
+def test_tables_in_errors_are_python(text: str, expected: str) -> None:
+    @in_python
+    def refuse() -> None:
+        raise ConfigError("C002", text, remedy="none")
+
+    with pytest.raises(ConfigError) as caught:
+        refuse()
+    assert caught.value.what == expected
 
 
 def test_errors_name_keywords_and_those_of_a_command_flags(

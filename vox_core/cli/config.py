@@ -39,7 +39,7 @@ def show(config_file: Path | None, as_json: bool) -> None:
     for number, (kind, settings) in enumerate(loaded):
         click.echo(f"{chr(10) if number else ''}[{kind.section}]")
         for name, value in zip(kind.own_fields(), _values(settings).values(), strict=True):
-            key = name.replace("_", "-")
+            key = name.replace("_", "-")  # an unset one is a comment, for TOML has no null
             text = f"# {key} =" if value is None else f"{key} = {_toml_value(value)}"
             click.echo(f"{text:<36}  # {source_of(kind, name, config_file)}")
 

@@ -57,7 +57,8 @@ class Command(click.Command):
     get_help_option_names = _help_names
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        options = {name: it for it in self.get_params(ctx) for name in it.opts if name[0] == "-"}
+        named = [(name, it) for it in self.get_params(ctx) for name in it.opts + it.secondary_opts]
+        options = {name: it for name, it in named if name[0] == "-"}
         with augment_usage_errors(ctx):  # an option without its value names no command otherwise
             for one, next_one in pairwise(takewhile("--".__ne__, args)):
                 takes_value = not getattr(options.get(one), "is_flag", True)
@@ -109,8 +110,7 @@ class LazyGroup(Group):
         self, *args: Any, table: Mapping[str, Lazy], path: tuple[str, ...] = (), **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.table = table
-        self.path = path
+        self.table, self.path = table, path
 
     @cached_property
     def declared(self) -> dict[str, tuple[Lazy, ...]]:
@@ -194,13 +194,11 @@ def _of_plugin(entry: Lazy) -> click.Command:
 
 
 def json_option() -> click.Option:
-    return click.Option(
-        ["--json", "as_json"], is_flag=True, help="Print the result as one JSON object."
-    )
+    what = "Print the result as one JSON object."
+    return click.Option(["--json", "as_json"], is_flag=True, help=what)
 
 
 def _debug_option() -> click.Option:
     """Return `--debug`, which failures.py finds in the raw arguments, even where parsing fails."""
-    return click.Option(
-        ["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error."
-    )
+    what = "Show the traceback of an error."
+    return click.Option(["--debug"], is_flag=True, expose_value=False, help=what)

@@ -12,6 +12,7 @@ means something else.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import tomllib
@@ -45,10 +46,11 @@ CONFIG_FILE = "vox.toml"
 _MODELS = ("model", "adapter", "teacher", "against")
 """Settings that may be a folder, an id or a name."""
 
+_PAIR = r"[\w.]+=(?:'[^']*'|[^\s,;)]*[^\s,;).])"
 _FLAGS = re.compile(
     r"`[^`]*`|\bvox [a-z][^,;]*|"  # a command stays as it is
-    r"(?P<table>--field|-O) (?P<pairs>[\w.]+=[^\s,;)]+(?: (?P=table) [\w.]+=[^\s,;)]+)*)|"
-    r"(?<![\w/.'\"-])(?:--(?P<flag>[a-z]+(?:-[a-z]+)*)|(?P<option>-O\b))|"
+    rf"(?<![\w/.'\"-])(?:(?P<table>--field|-O) (?P<pairs>{_PAIR}(?: (?P=table) {_PAIR})*)|"
+    r"--(?P<flag>[a-z]+(?:-[a-z]+)*)|(?P<option>-O\b))|"
     r"^(?P<key>[a-z-]+)(?=[.\d]* = )"
 )
 _stand_in: ContextVar[Path | None] = ContextVar("stand_in", default=None)
@@ -80,11 +82,10 @@ def _keyword(found: re.Match[str]) -> str:
     known = {name for kind in SECTIONS for name in kind.model_fields} | {"config", "plan"}
     if found["pairs"]:
         table = "fields" if found["table"] == "--field" else "objective_options"
-        pairs = dict(re.findall(r"([\w.]+)=(\S+)", found["pairs"]))
-        return f"{table}={pairs}".replace("'", '"')
-    if found["option"]:
-        return "`objective_options`"
-    spelt = (found["flag"] or found["key"] or "").replace("-", "_")
+        pairs = {k: v.strip("'") for k, v in re.findall(r"([\w.]+)=('[^']*'|\S+)", found["pairs"])}
+        return f"{table}={json.dumps(pairs, ensure_ascii=False)}"
+    option = found["option"] and "objective_options"
+    spelt = (found["flag"] or found["key"] or option or "").replace("-", "_")
     for name in known.intersection((spelt, f"{spelt}s")):  # --field belongs to the table `fields`
         return name if found["key"] else f"`{name}`"
     return found[0]

@@ -74,7 +74,8 @@ def run(command: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[b
     ) as process:
         try:
             output, errors = _heard(process, until)
-            return subprocess.CompletedProcess(command, process.wait(_left(until)), output, errors)
+            status = process.wait(_left(until))
+            return subprocess.CompletedProcess(command, status, output, errors)
         except (subprocess.TimeoutExpired, TimeoutError):
             raise Failed(f"did not end in {limit_s:g} s") from None
         finally:

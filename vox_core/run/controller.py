@@ -116,10 +116,10 @@ class LossWatch:
                     "warning",
                 )
             elif event.loss >= _UNIFORM * self._uniform:
-                new = f"the first loss, {event.loss:.2f}, is that of a uniform guess: a new model"
-                lr = "an --lr of about 1e-3"
-                adapter = Notice(f"{new} needs --method full, not an adapter, and {lr}", "warning")
-                yield Notice(f"{new} needs {lr}") if self._full else adapter
+                found = f"the first loss, {event.loss:.2f}, is that of a uniform guess"
+                needs = "" if self._full else "--method full, not an adapter, and "
+                text = f"{found}: a new model needs {needs}an --lr of about 1e-3"
+                yield Notice(text, "info" if self._full else "warning")
 
     def at_end(self) -> Iterator[Notice]:
         """A warning about the losses of all steps, where there is reason for one."""
@@ -244,8 +244,7 @@ class RunController:
         """Why the run stopped before its last step; nothing if a signal stopped it."""
         since = self._progress.since_best
         if self._progress.exhausted:
-            checks = f"{since} validation{'' if since == 1 else 's'}"
-            text = f"early stopping: no better result in {checks}"
+            text = f"early stopping: no better result in {since} validation{'s' * (since != 1)}"
             yield Notice(f"{text}; the best was {self._best()}")
         elif self._out_of_time() and not self.signalled():
             yield Notice("stopped: the time of --max-time is over")

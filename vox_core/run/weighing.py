@@ -77,7 +77,8 @@ def total_weight(batches: Sequence[Batch]) -> float:
     An objective's weights are shares of a mean. Times this they are as large as those of supervised
     training, so that gradients do not underflow in float16; the update divides by it, exactly.
     """
-    return 2.0 ** round(math.log2(max(1, sum(int(batch.trained_T.sum()) for batch in batches))))
+    trained = sum(int(batch.trained_T.sum()) for batch in batches)
+    return 2.0 ** round(math.log2(max(1, trained)))
 
 
 def weigh(
