@@ -531,6 +531,15 @@ def test_rows_from_stdin_are_there_for_a_resume(tiny, settings, tmp_path, data, 
     assert train(again).steps == 3
 
 
+def test_a_damaged_copy_of_rows_is_written_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    kept = keep_rows([b"{}\n"], "stdin")
+    before = kept.stat().st_ino
+    assert keep_rows([b"{}\n"], "stdin").stat().st_ino == before, "a run may be reading it"
+    kept.write_bytes(b"{")
+    assert keep_rows([b"{}\n"], "stdin").read_bytes() == b"{}\n"
+
+
 def test_an_adapter_can_be_left_out(tiny, settings):
     report = train(settings(tiny("llama"), max_steps=20))
     say = [{"role": "user", "content": "How do I merge?"}]
