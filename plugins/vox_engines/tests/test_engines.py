@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from select import select as select_ready
 from threading import Event, Thread
@@ -15,6 +17,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 from vox_engines import keeper, programs, proxy, xllama
@@ -254,6 +257,36 @@ def test_events_are_passed_on_as_they_come(serving, fake) -> None:
         assert [each["choices"][0]["delta"]["content"] for each in documents] == ["0", "1", "2"]
         assert {each["model"] for each in documents} == {"run"}
         assert events[-1] == "data: [DONE]"
+
+    assert serving(use).code == 0
+
+
+def test_a_client_that_leaves_before_the_first_event_keeps_no_connection(
+    serving, fake, monkeypatch
+) -> None:
+    responses, forward = list[httpx2.Response](), httpx2.AsyncClient.send
+    messages = [{"type": "http.request", "body": json.dumps(STREAMED).encode()}]
+
+    async def kept(*args: Any, **given: Any) -> httpx2.Response:
+        responses.append(await forward(*args, **given))
+        return responses[-1]
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        raise OSError("the client is gone")
+
+    def use(client: TestClient) -> None:
+        monkeypatch.setattr(httpx2.AsyncClient, "send", kept)
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers,
+            "query_string": b"", "asgi": {"version": "3.0", "spec_version": "2.4"},
+        }  # fmt: skip
+        with suppress(OSError, ClientDisconnect):
+            client.portal.call(client.app, scope, receive, send)
+        assert [each.is_closed for each in responses] == [True]
 
     assert serving(use).code == 0
 
