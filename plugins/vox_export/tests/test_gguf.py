@@ -356,7 +356,12 @@ def test_a_run_is_exported_and_compared(run) -> None:
     assert (report.quality.top1, report.quality.greedy) == (1, 1)
     proof = json.loads((report.out / "proof.json").read_text())
     assert proof["mean_kl"] == report.quality.mean_kl
-    assert sorted(path.name for path in report.out.iterdir()) == ["proof.json", "run-f32.gguf"]
+    names = ["README.md", "proof.json", "run-f32.gguf"]
+    assert sorted(path.name for path in report.out.iterdir()) == names
+    card = (report.out / "README.md").read_text()
+    assert card.startswith("---\npipeline_tag: text-generation\n"), "its base is a folder"
+    assert "llama-server -m run-f32.gguf --jinja" in card and "Base + adapter as GGUF" in card
+    assert f"mean KL {report.quality.mean_kl:.2g} nats" in card
 
 
 def test_a_model_without_adapter_is_exported_too(model, tmp_path) -> None:
@@ -407,7 +412,7 @@ def test_files_are_tried_by_size_and_not_by_the_names_of_their_formats(
     report = run_export(run, quant="auto", max_kl=bound, out=tmp_path / "closer")
     assert report.quant in ("q5_0", "q5_1", "q8_0", "f16")
     assert "q4_0" in report.notes[-1] and "q4_k_m" not in report.notes[-1]
-    assert sorted(p.suffix for p in report.out.iterdir()) == [".gguf", ".json"]
+    assert sorted(p.suffix for p in report.out.iterdir()) == [".gguf", ".json", ".md"]
     report = run_export(run, quant="q4_k_m", out=tmp_path / "one")
     assert report.file is not None
     assert report.quality.mean_kl < 1e-9

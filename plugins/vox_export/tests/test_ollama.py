@@ -86,6 +86,7 @@ def test_a_folder_for_ollama(tiny, settings, monkeypatch) -> None:
     assert f"PARAMETER stop {json.dumps('<|im_end|>')}" in lines
     assert sorted(p.name for p in report.out.iterdir()) == [
         "Modelfile",
+        "README.md",
         "proof.json",
         "run-q8_0.gguf",
     ]

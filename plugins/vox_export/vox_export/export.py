@@ -127,6 +127,34 @@ class Job:
         size = file.stat().st_size
         return ExportReport(self.out, file, to, quant, base, size, measured, tuple(notes))
 
+    def card(self, name: str, quant: str, measured: quality.Quality | None) -> str:
+        """Return a model card for the file `name`, which the hub shows."""
+        base, lora = self.source.base, self.settings.to == "gguf-lora"
+        facts = {"base_model": base.hub, "license": (base.licence or "").lower()}
+        facts = {key: value for key, value in facts.items() if value}
+        figures = f"; mean KL {measured.mean_kl:.2g} nats per token" if measured else ""
+        what = "The adapter alone" if lora else quality.source_name(self.source).capitalize()
+        return _CARD.format(
+            facts="".join(f"{key}: {value}\n" for key, value in facts.items()),
+            title=f"{self.name}, {quant}",
+            what=f"{what} as GGUF, written by vox; base: {base.id}{figures}",
+            where=f"-m BASE.gguf --lora {name}" if lora else f"-m {name} --jinja",
+        )
+
+
+_CARD = """\
+---
+{facts}pipeline_tag: text-generation
+tags: [gguf, vox]
+---
+
+# {title}
+
+{what}. `proof.json` has the comparison.
+
+    llama-server {where}
+"""
+
 
 def export(
     reference: str,
@@ -182,6 +210,7 @@ def _export_gguf(job: Job, progress: Progress | None) -> ExportReport:
         quants = _quantised(job, quants, folder, write)
         quant, path, measured, notes = _smallest(job, quants, vocabulary, reference, folder, write)
         write_json(folder / PROOF, {**asdict(measured), "quant": quant, "notes": notes})
+        write_text(folder / "README.md", job.card(path.name, quant, measured))
         if to_ollama:
             text = ollama.modelfile(job.tokenizer, vocabulary, job.stops, path.name)
             write_text(folder / "Modelfile", text)
@@ -331,6 +360,7 @@ def _export_lora(job: Job) -> ExportReport:
             quality.require_kept(measured, "f32", job.settings.max_kl)
         record = asdict(measured) if measured else {"engine": None}
         write_json(folder / PROOF, {**record, "update_error": error})
+        write_text(folder / "README.md", job.card(path.name, "f32", measured))
     note = window_note(full_config(source.base.path))
     return job.report(path.name, "f32", measured, [note] if note else ())
 
