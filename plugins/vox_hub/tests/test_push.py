@@ -265,7 +265,9 @@ def test_a_base_that_nobody_else_has(hub, runs, vox):
         json.loads(hub.files[f"{n}.json"]) for n in ("adapter_config", "vox_adapter")
     )
     assert config["base_model_name_or_path"] == manifest["base"]["hub"] == BASE
-    assert f"base_model: {BASE}\n" in hub.files["README.md"].decode()
+    card = hub.files["README.md"].decode()
+    assert f"base_model: {BASE}\n" in card and f"# Adapter for {BASE}\n" in card
+    assert f"| base model | {BASE} (llama) |" in card
 
 
 def test_a_base_with_another_name_on_the_hub(hub, run, vox, tmp_path):

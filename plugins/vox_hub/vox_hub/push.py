@@ -276,7 +276,8 @@ def _card(path: Path, repository: str, base: str | None, manifest: Mapping[str, 
     from huggingface_hub import ModelCard
 
     try:
-        text = _reworded(path.read_text("utf-8"), repository)
+        id = _described(manifest).get("id")
+        text = _reworded(path.read_text("utf-8"), repository, id, base or id)
         if not text.startswith("---"):
             return text.encode()
         card = ModelCard(text, ignore_metadata_errors=True)
@@ -290,7 +291,7 @@ def _card(path: Path, repository: str, base: str | None, manifest: Mapping[str, 
             remedy="correct it, or move it away",
         ) from error
     named = card.data.get("base_model")
-    if base is None and named == _described(manifest).get("id"):
+    if base is None and named == id:
         del card.data.__dict__["base_model"]  # a folder here
     elif base is None or named == base:
         return text.encode()
@@ -299,12 +300,15 @@ def _card(path: Path, repository: str, base: str | None, manifest: Mapping[str, 
     return str(card.content).encode()
 
 
-def _reworded(text: str, repository: str) -> str:
-    """The text of vox's cards for a reader elsewhere."""
+def _reworded(text: str, repository: str, id: object, base: object) -> str:
+    """The text of vox's cards for a reader elsewhere, with the name there of the base `id`."""
     name = repository.rpartition("/")[2]
     here = {
         "    vox chat .\n    vox merge .": f"    hf download {repository} --local-dir {name}\n"
         f"    vox chat {name}\n    vox merge {name}",
+        f"# Adapter for {id}\n": f"# Adapter for {base}\n",
+        f"# {id}, fine-tuned\n": f"# {base}, fine-tuned\n",
+        f"| base model | {id} (": f"| base model | {base} (",
         "    vox chat RUN\n": f"    vox chat {repository}\n",
         'from_pretrained(".")': f'from_pretrained("{repository}")',
         'from_pretrained("RUN/model")': f'from_pretrained("{repository}")',

@@ -78,7 +78,7 @@ def heldout(part: str, model: str) -> list[Table]:
         raise _unusable(
             "heldout",
             "a run without a validation file",
-            "a run with --valid, or with valid.jsonl beside its data",
+            "a run with --valid, or with valid.jsonl beside its data, not with --valid-share",
             "name held-out rows in a suite, with the scorer likelihood or perplexity",
         )
     _require_same(files, {each["sha256"] for each in sources})
