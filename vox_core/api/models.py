@@ -22,9 +22,9 @@ from vox_core.host.select import Seen as Seen
 from vox_core.models import LocalModel as LocalModel, Progress as Progress, resolve as resolve
 from vox_core.run.artifacts import base_name as base_name
 from vox_core.host.load import Context as Context, Observe as Observe, ignore as ignore
-from vox_core.run.folder import MANIFEST as MANIFEST
+from vox_core.run.folder import CARD as CARD, MANIFEST as MANIFEST, PROBE as PROBE
 from vox_core.run.load_proof import read_probe as read_probe
-from vox_core.run.merge import merge as merge
+from vox_core.run.merge import MERGED as MERGED, merge as merge
 from vox_core.run.hf_checkpoint import (
     plain_copy as plain_copy,
     write_checkpoint as write_checkpoint,

@@ -94,7 +94,7 @@ class LossWatch:
     Args:
         vocabulary: tokens that the model predicts among.
         progress: the losses of all steps; it hears of a step before this does.
-        ordered, full: by a curriculum; all weights are trained, not an adapter.
+        ordered, full: the rows are in a curriculum's order; the method is `full`.
     """
 
     def __init__(self, vocabulary: int, progress: Progress, *, ordered: bool, full: bool) -> None:

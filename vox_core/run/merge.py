@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-MANIFEST = "vox_merge.json"
+MERGED = "vox_merge.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,8 @@ def merge(
     """
     out = settings.out or Path(f"{reference.rstrip('/')}-merged")
     files.require_absent(out)
-    if not Path(reference).exists() and not promoted(
-        reference
-    ):  # else it would be fetched as a model
+    # Else it would be fetched as a model.
+    if not Path(reference).exists() and not promoted(reference):
         raise _nothing_to_merge(reference, "no such folder")
     source = resolve_reference(reference, base=settings.model, progress=progress)
     if source.adapter is None:
@@ -136,7 +135,7 @@ def merge(
             "proof": asdict(proof),
             "requantised": asdict(requantised) if requantised else None,
         }
-        files.write_json(folder / MANIFEST, record)
+        files.write_json(folder / MERGED, record)
     return MergeReport(out, source.base.id, len(source.adapter.modules), proof, requantised)
 
 
@@ -271,10 +270,11 @@ def _card(base: models.LocalModel) -> str:
     """A model card with the base's licence, which on the hub stands in the card alone."""
     licence = f"license: {base.licence.lower()}\n" if base.licence else ""
     return (
-        f"---\nbase_model: {base.hub or base.id}\n{licence}"
-        "pipeline_tag: text-generation\ntags: [vox]\n---\n\n"
-        f"# {base.id}, fine-tuned\n\nAn adapter merged into {base.id} by vox. `{MANIFEST}` says "
-        "how far the logits are\nfrom base + adapter, and how much of the adapter survives.\n"
+        f"---\nbase_model: {base.hub or base.id}\nlibrary_name: transformers\n{licence}"
+        f"pipeline_tag: text-generation\ntags: [vox]\n---\n\n# {base.id}, fine-tuned\n\n"
+        f"An adapter merged into {base.id} by vox. `{MERGED}` says how far the logits are from\n"
+        "base + adapter, and how much of the adapter survives.\n\n## Use it\n\n    vox chat .\n\n"
+        'or with transformers:\n\n    model = AutoModelForCausalLM.from_pretrained(".")\n'
     )
 
 

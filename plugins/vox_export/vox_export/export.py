@@ -29,6 +29,7 @@ from vox_core.api.files import (
 )
 from vox_core.api.generating import prompt_text
 from vox_core.api.models import (
+    CARD,
     MergeSettings,
     ModelReference,
     Observe,
@@ -210,7 +211,7 @@ def _export_gguf(job: Job, progress: Progress | None) -> ExportReport:
         quants = _quantised(job, quants, folder, write)
         quant, path, measured, notes = _smallest(job, quants, vocabulary, reference, folder, write)
         write_json(folder / PROOF, {**asdict(measured), "quant": quant, "notes": notes})
-        write_text(folder / "README.md", job.card(path.name, quant, measured))
+        write_text(folder / CARD, job.card(path.name, quant, measured))
         if to_ollama:
             text = ollama.modelfile(job.tokenizer, vocabulary, job.stops, path.name)
             write_text(folder / "Modelfile", text)
@@ -360,7 +361,7 @@ def _export_lora(job: Job) -> ExportReport:
             quality.require_kept(measured, "f32", job.settings.max_kl)
         record = asdict(measured) if measured else {"engine": None}
         write_json(folder / PROOF, {**record, "update_error": error})
-        write_text(folder / "README.md", job.card(path.name, "f32", measured))
+        write_text(folder / CARD, job.card(path.name, "f32", measured))
     note = window_note(full_config(source.base.path))
     return job.report(path.name, "f32", measured, [note] if note else ())
 

@@ -301,7 +301,9 @@ def test_a_merged_model(hub, run, vox, tmp_path):
     done = vox("push", tmp_path / "merged", "me/merged")
     assert done.code == 0, done.err
     assert hub.files.keys() >= {"config.json", "model.safetensors", "vox_merge.json", "README.md"}
-    assert f"base_model: {BASE}" in hub.files["README.md"].decode()
+    card = hub.files["README.md"].decode()
+    assert f"base_model: {BASE}\nlibrary_name: transformers\n" in card
+    assert 'from_pretrained("me/merged")' in card and "    vox chat me/merged\n" in card
     assert not paths_in(hub)
 
 

@@ -13,14 +13,18 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core.api.files import file_sha256, read_json
 from vox_core.api.models import (
+    CARD,
     CONFIG,
     MANIFEST,
+    MERGED,
+    PROBE,
     TOKENIZER_FILES,
     promoted,
     read_probe,
@@ -40,15 +44,13 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
-CARD = "README.md"
 WEIGHTS = "adapter_model.safetensors"
-PROBE = "probe.json"
-MANIFESTS = (MANIFEST, "vox_merge.json")
+MANIFESTS = (MANIFEST, MERGED)
 OF_AN_ADAPTER = (CONFIG, WEIGHTS, MANIFEST, CARD, "LICENSE*", "NOTICE*", *TOKENIZER_FILES)
 OF_A_MODEL = (
     *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
     *("*.gguf", "Modelfile", "proof.json", "processor_config.json", "preprocessor_config.json"),
-    *("vox_merge.json", *OF_AN_ADAPTER),
+    *(MERGED, *OF_AN_ADAPTER),
 )
 """Nothing else goes up: a folder may hold rows of the data, losses, tokens of accounts."""
 
@@ -62,14 +64,13 @@ class Upload:
         files: contents by their names there: a file of this machine, or bytes where something is
             said otherwise than here.
         kept: names in the folder that are not uploaded.
-        trained: of an adapter: whether it is the one that training wrote; None if the folder has
-            no record of that, or its base is not here.
+        trained: whether an adapter was found to be the one that training wrote.
     """
 
     repository: str
     files: Mapping[str, Path | bytes]
     kept: tuple[str, ...]
-    trained: bool | None
+    trained: bool
 
     @property
     def bytes(self) -> int:
@@ -94,7 +95,7 @@ class Pushed:
     bytes: int
     others: tuple[str, ...]
     kept: tuple[str, ...]
-    trained: bool | None
+    trained: bool
 
 
 def push(
@@ -150,7 +151,7 @@ def _prepared(folder: Path, repository: str, base_model: str | None) -> Upload:
     is_adapter = not model and (folder / WEIGHTS).is_file()
     names = [*_named(at, OF_AN_ADAPTER if is_adapter else OF_A_MODEL)]
     _require_whole(at, names, is_adapter)
-    trained = _require_trained(folder) if is_adapter else None
+    trained = is_adapter and _require_trained(folder)
     manifest = next((_read(folder / n) for n in MANIFESTS if (folder / n).is_file()), {})
     base = base_model or _base_of(folder, manifest)
     files: dict[str, Path | bytes] = {name: at / name for name in names}
@@ -185,17 +186,17 @@ def _require_whole(folder: Path, names: list[str], is_adapter: bool) -> None:
         raise _nothing(folder, "no adapter, no model and no GGUF file")
 
 
-def _require_trained(folder: Path) -> bool | None:
-    """Return whether the adapter is the one that training wrote (V004 if it is not).
+def _require_trained(folder: Path) -> bool:
+    """Refuse an adapter that is not the one that training wrote (V004).
 
-    None: training left no record, or the base, which its shapes are read from, is not here.
+    False: nothing can be compared, as there is no record, or not the base that gives the shapes.
     """
     if not (folder / PROBE).is_file():
-        return None
+        return False
     try:
         return read_probe(resolve_reference(str(folder))) is not None
     except ModelError:
-        return None
+        return False
 
 
 def _base_of(folder: Path, manifest: Mapping[str, Any]) -> str | None:
@@ -237,6 +238,7 @@ def _adapter_config(path: Path, base: str | None) -> bytes:
 def _without_paths(path: Path, base_model: str | None) -> Path | bytes:
     """A file that others wrote the model's place into, without that."""
     content = _read(path)
+    before = deepcopy(content)
     for key in ("_name_or_path", "name_or_path"):
         if str(content.get(key, "")).startswith(("/", "~")):
             del content[key]
@@ -245,7 +247,7 @@ def _without_paths(path: Path, base_model: str | None) -> Path | bytes:
         base.pop("path", None)
         if base_model:
             base["hub"], base["revision"] = base_model, None
-    return _json(content) if content != _read(path) else path
+    return path if content == before else _json(content)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -292,7 +294,7 @@ def _card(path: Path, repository: str, base: str | None, manifest: Mapping[str, 
         ) from error
     named = card.data.get("base_model")
     if base is None and named == id:
-        del card.data.__dict__["base_model"]  # a folder here
+        card.data.pop("base_model")  # a folder here
     elif base is None or named == base:
         return text.encode()
     else:
@@ -309,6 +311,7 @@ def _reworded(text: str, repository: str, id: object, base: object) -> str:
         f"# Adapter for {id}\n": f"# Adapter for {base}\n",
         f"# {id}, fine-tuned\n": f"# {base}, fine-tuned\n",
         f"| base model | {id} (": f"| base model | {base} (",
+        "    vox chat .\n\n": f"    vox chat {repository}\n\n",
         "    vox chat RUN\n": f"    vox chat {repository}\n",
         'from_pretrained(".")': f'from_pretrained("{repository}")',
         'from_pretrained("RUN/model")': f'from_pretrained("{repository}")',
@@ -435,13 +438,9 @@ def _is_same(content: Path | bytes, there: RepoFile) -> bool:
 
 
 def _other_visibility(url: str, public: bool) -> InputError:
+    found, remedy = "a public one", "pass --public if everybody may read the files"
     if public:
-        found, remedy = (
-            "a private one",
-            "leave out --public, or make it public on its settings page",
-        )
-    else:
-        found, remedy = "a public one", "pass --public if everybody may read the files"
+        found, remedy = "a private one", "leave out --public, or make it public on its page"
     return ConfigError(
         "C002",
         "the repository exists with another visibility",
