@@ -263,7 +263,7 @@ class ModelPart(BaseModel):
 class ModelEntry(CatalogEntry):
     """A model that vox can download by id: from `parts`, or else from `hub`."""
 
-    licence: Text = Field(description="an SPDX identifier")
+    licence: Text = Field(description="as the hub names it in model cards, such as gemma")
     parameters: Count = Field(description="a number")
     hub: str | None = Field(
         None, pattern=r"^\w[\w.-]*/\w[\w.-]*$", description='"OWNER/NAME" on the Hugging Face hub'

@@ -437,7 +437,7 @@ def test_model_list(vox) -> None:
     assert re.split("  +", row)[1:] == [
         "1.2B",
         "2.5 GB",
-        "LicenseRef-Llama-3.2",
+        "llama3.2",
         "hub meta-llama/Llama-3.2-1B-Instruct, gated",
         "chat",
     ]

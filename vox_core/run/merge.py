@@ -270,11 +270,10 @@ def _card(base: models.LocalModel) -> str:
     """A model card with the base's licence, which on the hub stands in the card alone."""
     licence = f"license: {base.licence.lower()}\n" if base.licence else ""
     return (
-        f"---\nbase_model: {base.hub or base.id}\nlibrary_name: transformers\n{licence}"
+        f"---\nbase_model: {base.hub or base.id}\n{licence}"
         f"pipeline_tag: text-generation\ntags: [vox]\n---\n\n# {base.id}, fine-tuned\n\n"
         f"An adapter merged into {base.id} by vox. `{MERGED}` says how far the logits are from\n"
-        "base + adapter, and how much of the adapter survives.\n\n## Use it\n\n    vox chat .\n\n"
-        'or with transformers:\n\n    model = AutoModelForCausalLM.from_pretrained(".")\n'
+        "base + adapter, and how much of the adapter survives.\n\n## Use it\n\n    vox chat .\n"
     )
 
 

@@ -135,10 +135,11 @@ class Job:
         facts = {key: value for key, value in facts.items() if value}
         figures = f"; mean KL {measured.mean_kl:.2g} nats per token" if measured else ""
         what = "The adapter alone" if lora else quality.source_name(self.source).capitalize()
+        base_id = f"; base: {base.id}" if self.source.adapter else ""
         return _CARD.format(
             facts="".join(f"{key}: {value}\n" for key, value in facts.items()),
             title=f"{self.name}, {quant}",
-            what=f"{what} as GGUF, written by vox; base: {base.id}{figures}",
+            what=f"{what} as GGUF, written by vox{base_id}{figures}",
             where=f"-m BASE.gguf --lora {name}" if lora else f"-m {name} --jinja",
         )
 

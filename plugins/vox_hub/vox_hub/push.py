@@ -293,7 +293,7 @@ def _card(path: Path, repository: str, base: str | None, manifest: Mapping[str, 
             remedy="correct it, or move it away",
         ) from error
     named = card.data.get("base_model")
-    if base is None and named == id:
+    if base is None and named and named == id:
         card.data.pop("base_model")  # a folder here
     elif base is None or named == base:
         return text.encode()
@@ -311,7 +311,7 @@ def _reworded(text: str, repository: str, id: object, base: object) -> str:
         f"# Adapter for {id}\n": f"# Adapter for {base}\n",
         f"# {id}, fine-tuned\n": f"# {base}, fine-tuned\n",
         f"| base model | {id} (": f"| base model | {base} (",
-        "    vox chat .\n\n": f"    vox chat {repository}\n\n",
+        "    vox chat .\n": f"    vox chat {repository}\n",
         "    vox chat RUN\n": f"    vox chat {repository}\n",
         'from_pretrained(".")': f'from_pretrained("{repository}")',
         'from_pretrained("RUN/model")': f'from_pretrained("{repository}")',
