@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -43,6 +44,31 @@ def test_what_is_right_passes(tiny, family, dtype, quant):
     fuse_modules(adapted.model)
     assert reference.fault(loss_of(adapted.model, "cpu")[0]) is None
     assert not any(p.any() for name, p in adapted.parameters.items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize(
+    ("positions", "nats", "wrong"),
+    [(2, 0.5, True), (2, 0.1, False), (64, 0.1, True), (64, 0.02, False)],
+)
+def test_errors_of_few_positions_may_be_larger(tiny, positions, nats, wrong):
+    """In bfloat16, where those of a text that repeats itself are so; 64 are scored."""
+    adapted = adapted_of(tiny("llama"), "bf16")
+    document = probe_document([batch(documents(1, longest=121, shortest=100))])
+    reference = Reference(adapted.model, document, adapted.parameters, "cpu")
+    exact_K = reference._exact_K.double()
+    sign_K = torch.tensor([1.0, -1.0]).repeat(32)
+    reference._plain_K = exact_K + 0.02 * sign_K
+    found_K = exact_K + 0.02 * sign_K
+    found_K[:positions] += nats * sign_K[:positions]
+
+    class Fast:
+        def log_probs(self, _):
+            return SimpleNamespace(log_probs_K=found_K)
+
+        def __call__(self, _):
+            return -found_K.sum(), None
+
+    assert (reference.fault(Fast()) is not None) == wrong
 
 
 @pytest.mark.parametrize("family", FAMILIES)

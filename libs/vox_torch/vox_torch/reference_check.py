@@ -30,14 +30,18 @@ from vox_torch.memory import is_out_of_memory
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_FACTOR = 2.0
+_FACTORS = (2.0, 4.0)
 """Fast path and transformers round in different orders, each as often as the other. Over the
 families of the tests, SmolLM2 and Gemma 3 in bf16 and fp16 the ratio of their distances from
-float32 was 0.7 to 1.2."""
+float32 was 0.7 to 1.2. Where a text repeats itself few positions have most of the error: SmolLM2 in
+bf16 had ratios of 0.4 to 1.6 over `_MOST` of the positions, and up to 2.3 over all."""
+
+_MOST = 0.75
+"""Fraction of the positions that the first distance is taken over, the nearest ones."""
 
 _NATS = 1e-3
-"""What two float32 computations may differ by, as a root mean square: seen were up to 5e-5, and
-1e-3 would move a loss in its fourth digit."""
+"""What two float32 computations may differ by: seen were up to 5e-5, and 1e-3 would move a loss in
+its fourth digit."""
 
 _NOISE = 0.01
 """Standard deviation of what is added to B. A run at a learning rate of 1e-3 moves its numbers so
@@ -101,18 +105,21 @@ class Reference:
         total = -float(found_K.sum())
         if not math.isclose(loss, total, rel_tol=1e-2):
             return f"its loss is {loss:.4g}, and the sum of its log-probabilities {total:.4g}"
-        apart, own = self._distance(found_K), self._distance(self._plain_K)
-        if apart <= _FACTOR * own + _NATS:
+        apart, own = self._distances(found_K), self._distances(self._plain_K)
+        if all(a <= f * o + _NATS for a, f, o in zip(apart, _FACTORS, own, strict=True)):
             return None
         dtype = str(self._dtype).removeprefix("torch.")
         return (
-            f"log-probabilities differ from float32 by {apart:.2g} nats "
-            f"(transformers in {dtype}: {own:.2g})"
+            f"log-probabilities differ from float32 by {apart[1]:.2g} nats "
+            f"(transformers in {dtype}: {own[1]:.2g})"
         )
 
-    def _distance(self, log_probs_K: torch.Tensor) -> float:
-        """Return the root mean square distance from float32, in nats."""
-        return float((log_probs_K - self._exact_K).double().square().mean().sqrt())
+    def _distances(self, log_probs_K: torch.Tensor) -> tuple[float, float]:
+        """Return distances from float32, in nats: the mean over most positions, and the root mean
+        square over all."""
+        apart_K = (log_probs_K - self._exact_K).double().abs().sort().values
+        most = apart_K[: math.ceil(_MOST * len(apart_K))]
+        return float(most.mean()), float(apart_K.square().mean().sqrt())
 
 
 @contextmanager
