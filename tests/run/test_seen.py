@@ -35,8 +35,8 @@ def looks(monkeypatch):
     return counted
 
 
-def plan(asked):
-    return with_advice(plan_run(asked, tell=print), print)
+def plan(asked, progress=None):
+    return with_advice(plan_run(asked, progress, tell=print), print)
 
 
 def test_a_run_looks_once_and_loads_one_backend_once(looks, settings, tiny, monkeypatch):
@@ -54,10 +54,13 @@ def test_a_run_looks_once_and_loads_one_backend_once(looks, settings, tiny, monk
 
 
 def test_so_does_a_plan_but_for_what_may_have_changed_while_a_model_was_fetched(
-    looks, settings, tiny, monkeypatch
+    looks, settings, tiny, monkeypatch, tmp_path
 ):
     asked = settings(tiny("llama"), max_steps=1)
-    plan(asked)
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))  # in which nothing is tokenised
+    labels = []
+    found = plan(asked, progress=lambda *told: labels.append(told[0]))
+    assert "tokenising" in labels and not found.inputs.fetched
     assert {"packages", "cpu"} <= {*looks}
     assert set(looks.values()) == {1}
     resolve = reference.models.resolve
@@ -68,7 +71,7 @@ def test_so_does_a_plan_but_for_what_may_have_changed_while_a_model_was_fetched(
 
     monkeypatch.setattr(reference.models, "resolve", fetch)
     looks.clear()
-    plan(asked)
+    assert plan(asked).inputs.fetched
     assert set(looks.values()) == {2}
 
 

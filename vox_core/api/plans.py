@@ -29,7 +29,6 @@ from vox_core.run.plan import (
     width_faults as width_faults,
 )
 from vox_core.run.progress import peak_resident as peak_resident
-from vox_core.run.reference import Fetching as Fetching
 from vox_core.run.resume import digest_of as digest_of, in_force as in_force, metadata as metadata
 from vox_core.run.run_plan import (
     RunPlan as RunPlan,

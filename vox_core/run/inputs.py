@@ -69,9 +69,9 @@ class RunInputs:
         seen: plugins and hardware, as they were when the backend was chosen.
         objective: None for supervised training.
         rewards: judge the answers that the model learns from.
-        teacher: whom the model learns from; None without one.
-        start: the adapter to start from; None for a seeded one.
+        teacher, start: whom the model learns from, and the adapter to start from; None without.
         evaluator: evaluates the model on `--eval-suite`; None without one.
+        fetched: whether the model was downloaded or converted just now.
     """
 
     rows: Chosen
@@ -88,6 +88,7 @@ class RunInputs:
     teacher: ModelReference | None = None
     start: Start | None = None
     evaluator: Evaluator | None = None
+    fetched: bool = False
 
     @property
     def reference_adapter(self) -> AdapterState | None:
@@ -143,7 +144,7 @@ def read_inputs(
     _require_tokens(objective, vocabulary_of(config))
     return RunInputs(
         rows, model, weights, config, quant, seq_len, backend, selection, seen, objective, rewards,
-        teacher, start, evaluator,
+        teacher, start, evaluator, fetching.happened,
     )  # fmt: skip
 
 

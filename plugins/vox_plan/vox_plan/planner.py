@@ -81,20 +81,20 @@ def plan(
     if measured and settings.processes > 1:
         found = f"--processes {settings.processes}"
         raise _cannot_measure(found, "one process", "leave out one of the two")
-    fetching = plans.Fetching(progress)
     run = plans.with_advice(
-        plans.plan_run(settings, fetching, tell=tell, only_planned=True, hashed=to_be_run), tell
+        plans.plan_run(settings, progress, tell=tell, only_planned=True, hashed=to_be_run), tell
     )
     if measured and run.advice.refusal:
         raise run.advice.refusal
     took = measure(run, tell) if measured else None
-    return _report(run, memory, fetching.happened, took, to_be_run)
+    return _report(run, memory, took, to_be_run)
 
 
 def _report(
-    run: RunPlan, memory: Sequence[int], fetched: bool, took: Measured | None, to_be_run: bool
+    run: RunPlan, memory: Sequence[int], took: Measured | None, to_be_run: bool
 ) -> PlanReport:
-    made, model, rows = run.execution, run.inputs.model, run.inputs.rows.report
+    made, inputs = run.execution, run.inputs
+    model, rows = inputs.model, inputs.rows.report
     there = bool(run.settings.data)
     seen, grid, tuned = forecast(run), alternatives(run), cached(run)
     steps = _steps(run, seen.batch, there)
@@ -102,11 +102,9 @@ def _report(
     train, adapter = run.data.train, run.contract.adapter
     where, free = free_space(run.run.path)
     return PlanReport(
-        backend=BackendPlan(
-            made.backend, made.backend_version, made.device, run.inputs.selection.why
-        ),
+        backend=BackendPlan(made.backend, made.backend_version, made.device, inputs.selection.why),
         model=ModelPlan(
-            model.id, model.path, model.revision, model.licence, model.model_type, fetched
+            model.id, model.path, model.revision, model.licence, model.model_type, inputs.fetched
         ),
         dtype=made.dtype,
         quant=made.contract.quant,
