@@ -173,7 +173,7 @@ def chosen_rows(
         answers: as for `parse_row`; by default what the objective needs, whatever the reward reads.
 
     Raises:
-        ConfigError: C004, no data is named, or held-out rows twice; C009, datasketch is missing.
+        ConfigError: C004, no data is named, or held-out rows twice; C009, a package is missing.
         DataError: D001, D002, D003, D020 to D023.
     """
     if not settings.data:

@@ -5,8 +5,7 @@ Two rows are near duplicates if the sets of their three-word sequences have a Ja
 at least a threshold, as the signatures estimate it: with 128 permutations to some 0.04. A row
 that is nearly the same as an earlier one goes, unless that has gone itself.
 
-The signatures and the choice of bands are datasketch's. Its index is not: it takes some kilobytes a
-row, and this one some 400 bytes, by keeping for each bucket the first rows only.
+The index takes some 400 bytes a row, as it keeps for each bucket the first rows only.
 
 Shape legend: K rows that are compared; S sequences of a row; H permutations; B bands; P pairs.
 """
@@ -15,8 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _PERMUTATIONS = 128
 _SEED = 1
 _WORDS = 3
-_SCHEME = "affine32"
 _MISSED_IS_WORSE = (0.1, 0.9)
 """Weights of false and of missed candidates: signatures are compared before anything goes."""
 _DEPTH = 8
@@ -53,17 +52,18 @@ def near_duplicates(texts: Iterable[str], count: int, threshold: float) -> Pairs
         int64 [P, 2]: the number of the text, and of the earlier one, which stays.
     """
     bands = _bands(threshold)
-    low_KH = np.zeros((count, _PERMUTATIONS), np.uint16)
+    part_KH = np.zeros((count, _PERMUTATIONS), np.uint16)
     bucket_KB = np.zeros((count, len(bands)), np.uint64)
     done = 0
     for hashes_KH in _signatures(texts):
         some = slice(done, done + len(hashes_KH))
-        low_KH[some] = hashes_KH & 0xFFFF  # two rows agree in one by chance once in 65,536
+        # Two rows agree in one by chance once in 65,536. Low bits would be the same ones in all.
+        part_KH[some] = hashes_KH * np.uint32(0x9E3779B1) >> 16
         for number, band in enumerate(bands):
             bucket_KB[some, number] = _mixed(hashes_KH[:, band])
         done += len(hashes_KH)
     assert done == count
-    return _compare(low_KH, _shared(bucket_KB), threshold)
+    return _compare(part_KH, _shared(bucket_KB), threshold)
 
 
 def sequences(text: str) -> Hashes:
@@ -80,27 +80,35 @@ def sequences(text: str) -> Hashes:
 
 def _signatures(texts: Iterable[str]) -> Iterator[Hashes]:
     """uint32 [some, H] of some thousand texts after another."""
-    from datasketch import MinHash
-
-    first = MinHash(_PERMUTATIONS, seed=_SEED, hashfunc=int, scheme=_SCHEME)
-    known: dict[str, Any] = {"hashfunc": int, "scheme": _SCHEME, "permutations": first.permutations}
+    draw = partial(np.random.default_rng(_SEED).integers, 0, 2**32, _PERMUTATIONS, np.uint32)
+    a_H, b_H = draw() | 1, draw()  # with an odd a, x -> a x + b mod 2^32 is a permutation
     rest = iter(texts)
     while some := list(islice(rest, _AT_A_TIME)):
-        hashes_KH = np.zeros((len(some), _PERMUTATIONS), np.uint32)
-        for number, text in enumerate(some):
-            minhash = MinHash(_PERMUTATIONS, seed=_SEED, **known)
-            minhash.update_batch(sequences(text).tolist())
-            hashes_KH[number] = minhash.hashvalues
+        hashes_KH = np.full((len(some), _PERMUTATIONS), 2**32 - 1, np.uint32)
+        for least_H, text in zip(hashes_KH, some, strict=True):
+            hash_S = sequences(text)
+            for part in range(0, len(hash_S), _AT_A_TIME):
+                permuted_SH = hash_S[part : part + _AT_A_TIME, None] * a_H + b_H
+                np.minimum(least_H, permuted_SH.min(axis=0), out=least_H)
         yield hashes_KH
 
 
 def _bands(threshold: float) -> list[slice]:
-    """Which hashes have to agree for two rows to be compared: all of one band."""
-    from datasketch import MinHashLSH
+    """Which hashes have to agree for two rows to be compared: all of one band.
 
-    # Above, datasketch finds no two bands; more rows are compared than need be.
-    index = MinHashLSH(min(threshold, 0.99), num_perm=_PERMUTATIONS, weights=_MISSED_IS_WORSE)
-    return [slice(n * index.r, (n + 1) * index.r) for n in range(index.b)]
+    B bands of R hashes let a pair of similarity s through with probability 1 - (1 - s^R)^B. The
+    two that are chosen have the least weighted area on the wrong side of the threshold.
+    """
+    s = np.linspace(0, 1, 1001)
+
+    def wrong(shape: tuple[int, int]) -> float:
+        through = 1 - (1 - s ** shape[1]) ** shape[0]
+        false, missed = through[s < threshold].sum(), (1 - through[s >= threshold]).sum()
+        return float(np.dot(_MISSED_IS_WORSE, (false, missed)))
+
+    sizes = range(1, _PERMUTATIONS + 1)
+    B, R = min(((B, R) for R in sizes for B in range(1, _PERMUTATIONS // R + 1)), key=wrong)
+    return [slice(n * R, (n + 1) * R) for n in range(B)]
 
 
 def _mixed(hashes_KH: Hashes) -> NDArray[np.uint64]:
@@ -122,7 +130,7 @@ def _shared(bucket_KB: NDArray[np.uint64]) -> NDArray[np.int32]:
     return number_KB
 
 
-def _compare(low_KH: NDArray[np.uint16], number_KB: NDArray[np.int32], threshold: float) -> Pairs:
+def _compare(part_KH: NDArray[np.uint16], number_KB: NDArray[np.int32], threshold: float) -> Pairs:
     """Each row with the first rows of its buckets that are still there."""
     bands = range(number_KB.shape[1])
     first = [np.full((number_KB[:, b].max(initial=-1) + 1, _DEPTH), -1, np.int32) for b in bands]
@@ -131,7 +139,7 @@ def _compare(low_KH: NDArray[np.uint16], number_KB: NDArray[np.int32], threshold
         buckets = [first[b][n] for b, n in enumerate(number_KB[row].tolist()) if n >= 0]
         others = np.unique(np.concatenate(buckets))
         others = others[others >= 0]
-        alike = (low_KH[others] == low_KH[row]).mean(axis=1) >= threshold
+        alike = (part_KH[others] == part_KH[row]).mean(axis=1) >= threshold
         if alike.any():
             pairs.append((row, int(others[alike.argmax()])))
             continue
