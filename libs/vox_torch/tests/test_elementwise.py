@@ -9,12 +9,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from libs.vox_torch.tests.jobs import batch, documents, plan, start
+from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from vox_testing.float64 import compute_in_float64
 from vox_testing.tiny import FAMILIES
+from vox_torch import fused_modules
 from vox_torch.base import load_base
 from vox_torch.fused_modules import FusedNorm, Gated, RmsNorm, fuse_modules
 from vox_torch.inject import attach
@@ -127,6 +131,62 @@ def test_a_feed_forward_is_that_of_transformers(family, dtype):
     for found, expected in zip(*made, strict=True):
         errors_X = (found - expected).norm(dim=1) / expected.norm(dim=1)
         assert errors_X.max() < 4 * torch.finfo(dtype).eps
+
+
+class Adapted(nn.Module):
+    """A feed-forward of 64 x 16 -> 32 -> 16 with adapters, fused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = LlamaConfig(**SIZES)
+        lora = LoraConfig(r=4, target_modules=["gate_proj", "up_proj", "down_proj"])
+        self.model = get_peft_model(nn.Sequential(LlamaMLP(config)), lora)
+        for name, parameter in self.model.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter)
+        assert set(fuse(self.model).values()) == {None}
+        assert fuse_modules(self.model)["feed-forwards"] == 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model.base_model.model(x)
+
+
+def test_the_adapter_after_a_gate_computes_its_input_again(monkeypatch):
+    """To the bit, and keeps gate and up alone, which the gate keeps as well."""
+    model, x = Adapted(), torch.randn(64, 16, requires_grad=True)
+
+    def run() -> tuple[int, list[torch.Tensor]]:
+        wide = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.numel() == 64 * 32:
+                wide[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
+            y = model(x)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        return len(wide), [y, *torch.autograd.grad(y.square().sum(), [x, *trained])]
+
+    kept, found = run()
+    monkeypatch.setattr(fused_modules, "applied", lambda layer, x, *_: layer(x))
+    kept_before, expected = run()
+    assert (kept, kept_before) == (2, 3)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_nothing_of_a_layer_that_is_computed_again_is_kept():
+    """Gradient checkpointing drops gate and up; a function that held them would not let it."""
+    model, x, made = Adapted(), torch.randn(64, 16, requires_grad=True), []
+    for name, module in model.named_modules():
+        if name.endswith(("gate_proj", "up_proj")):
+            module.register_forward_hook(
+                lambda _module, _args, y: made.append(StorageWeakRef(y.untyped_storage()))
+            )
+    y = checkpoint(model, x, use_reentrant=False)
+    assert [each.expired() for each in made] == [True, True]
+    y.sum().backward()
+    assert x.grad is not None
 
 
 def test_a_weight_for_another_family_would_be_seen():

@@ -69,3 +69,22 @@ def test_nor_are_they_in_a_decoding_step(dtype: torch.dtype, bias: bool, device:
     x, W, A, B = (each.detach().double() for each in (x_XI, W_OI, A_RI, B_OR))
     base_XO = x @ W.T + (layer.base_layer.bias.detach().double() if bias else 0)
     assert kept(y_XO, base_XO, 2 * (x @ A.T) @ B.T) > 0.9
+
+
+@pytest.mark.parametrize("sources", [1, 2])
+def test_gradients_of_gradients_are_those_of_finite_differences(sources: int) -> None:
+    """Also where the backward pass makes x again."""
+    torch.manual_seed(0)
+    W_OI, *given = (
+        torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((3, 4), (2, 4), (3, 2), *[(5, 4)] * sources)
+    )
+
+    def output(A_RI: torch.Tensor, B_OR: torch.Tensor, *xs: torch.Tensor) -> torch.Tensor:
+        made = (torch.mul, *xs) if len(xs) > 1 else ()
+        x_XI = torch.mul(*xs) if made else xs[0]
+        y: torch.Tensor = LoraLinear.apply(x_XI, A_RI, B_OR, W_OI.detach, None, 2.0, *made)
+        return y
+
+    assert torch.autograd.gradcheck(output, given)
+    assert torch.autograd.gradgradcheck(output, given)

@@ -2,7 +2,7 @@
 
     WeightedNll           softmax - onehot as one array, from logits in their own dtype
     gradient_in_forward   a loss by chunks: the gradient of each is taken at once
-    LoraLinear            x W^T + scale * (x A^T) B^T, saving only x
+    LoraLinear            x W^T + scale * (x A^T) B^T, saving only x or what x is made of
     LoraLinears           the same, with an adapter for each stretch of tokens
     FrozenLinear          x W^T for a W that is dequantised on each use
     BlockLinear           the same, a block of W's rows at a time
@@ -165,6 +165,8 @@ class LoraLinear(torch.autograd.Function):
 
     The base is frozen and has no weight gradient. The backward pass recomputes x A^T, which costs
     R / O of what saving an output would.
+
+    With `sources` it also recomputes x = make(*sources), to the bit, and x itself is not saved.
     """
 
     @staticmethod
@@ -176,22 +178,25 @@ class LoraLinear(torch.autograd.Function):
         weight: Weight,
         bias_O: torch.Tensor | None,
         scale: float,
+        make: Callable[..., torch.Tensor] | None = None,
+        *sources: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.save_for_backward(x_XI, A_RI, B_OR)
-        ctx.weight, ctx.scale = weight, scale
+        ctx.save_for_backward(A_RI, B_OR, *(sources or (x_XI,)))
+        ctx.weight, ctx.scale, ctx.make = weight, scale, make
         y_XO = scaled(x_XI @ A_RI.T, B_OR.T, scale).addmm_(x_XI, weight().T)
         return y_XO if bias_O is None else y_XO.add_(bias_O)
 
     @staticmethod
     def backward(ctx: Any, g_XO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x_XI, A_RI, B_OR = ctx.saved_tensors
-        gB_XR = g_XO @ B_OR
+        A_RI, B_OR, *sources = ctx.saved_tensors
+        x_XI, gB_XR = ctx.make(*sources) if ctx.make else sources[0], g_XO @ B_OR
         gradient_A = scaled(gB_XR.T, x_XI, ctx.scale)
         gradient_B = scaled(g_XO.T, x_XI @ A_RI.T, ctx.scale)
         gradient_x = None
         if ctx.needs_input_grad[0]:
             gradient_x = scaled(gB_XR, A_RI, ctx.scale).addmm_(g_XO, ctx.weight())
-        return gradient_x, gradient_A, gradient_B, None, None, None
+        beside = (None,) * (len(ctx.needs_input_grad) - 3)
+        return gradient_x, gradient_A, gradient_B, *beside
 
 
 class LoraLinears(torch.autograd.Function):

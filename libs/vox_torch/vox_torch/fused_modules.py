@@ -1,7 +1,7 @@
 """Replace norms and feed-forwards of transformers by modules that save fewer activations.
 
     RmsNorm   x / rms(x) * weight, keeping x and one number a token
-    Gated     act(gate) * up, keeping gate and up alone
+    Gated     act(gate) * up, keeping gate and up alone; LoRA of the next layer computes it again
 
 torch's autograd would save every intermediate result, in float32 where a norm is widened. The
 results are those of transformers' modules up to the order of rounding.
@@ -18,6 +18,7 @@ Shape legend: X tokens, in whatever dimensions; H width of a norm.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch import nn
 from torch.nn import functional
 
 from vox_torch.arrays import at_least_float32
+from vox_torch.lora import applied
 
 _CHUNK_ELEMENTS = 2**18
 """What a norm has in float32 at once: 1 MiB, which stays in a core's cache."""
@@ -86,7 +88,7 @@ class Gated(torch.autograd.Function):
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, tanh: bool) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
         ctx.tanh = tanh
-        return _activated(gate, tanh=tanh).mul_(up)
+        return _gated(gate, up, tanh=tanh)
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -95,6 +97,10 @@ class Gated(torch.autograd.Function):
         if ctx.tanh:
             return torch.ops.aten.gelu_backward(g * up, gate, approximate="tanh"), g_up, None
         return torch.ops.aten.silu_backward(g * up, gate), g_up, None
+
+
+def _gated(gate: torch.Tensor, up: torch.Tensor, *, tanh: bool) -> torch.Tensor:
+    return _activated(gate, tanh=tanh).mul_(up)
 
 
 def _activated(gate: torch.Tensor, *, tanh: bool) -> torch.Tensor:
@@ -175,5 +181,6 @@ class FusedFeedForward(nn.Module):
         self.tanh = tanh
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.down_proj(Gated.apply(self.gate_proj(x), self.up_proj(x), self.tanh))
-        return y
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        product = Gated.apply(gate, up, self.tanh)
+        return applied(self.down_proj, product, partial(_gated, tanh=self.tanh), gate, up)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -89,6 +89,7 @@ def _forward(
     fused: frozenset[str],
     x: torch.Tensor,
     *_: Any,
+    made: Sequence[Any] = (),
     **__: Any,
 ) -> torch.Tensor:
     key = _selected(layer)
@@ -101,8 +102,20 @@ def _forward(
         return base.product.part(base.number, x, partial(_prepacked, base.product, key, x), key)
     A_RI, B_OR, scale = layer.lora_A[key].weight, layer.lora_B[key].weight, layer.scaling[key]
     x_XI = x.reshape(-1, x.shape[-1])
-    y_XO = LoraLinear.apply(x_XI, A_RI, B_OR, weight, base.bias, scale)
+    y_XO = LoraLinear.apply(x_XI, A_RI, B_OR, weight, base.bias, scale, *made)
     return y_XO.view(*x.shape[:-1], y_XO.shape[-1])
+
+
+def applied(
+    layer: nn.Module, x: torch.Tensor, make: Callable[..., torch.Tensor], *sources: torch.Tensor
+) -> torch.Tensor:
+    """Return `layer(x)`. A fused layer saves the sources of x = make(*sources) in place of x, if
+    they are saved for their own gradients anyway."""
+    fused = getattr(vars(layer).get("forward"), "func", None) is _forward
+    if not (fused and x.requires_grad):
+        return cast("torch.Tensor", layer(x))
+    made = (make, *(each.flatten(0, -2) for each in sources))
+    return cast("torch.Tensor", layer(x, made=made))
 
 
 def _prepacked(product: Product, key: str, x: torch.Tensor) -> torch.Tensor:

@@ -89,23 +89,23 @@ class Reference:
                     self._exact_K = plain.log_probs(document).log_probs_K
 
     def fault(self, fast: Loss) -> str | None:
-        """Return how `fast` differs from this reference; None if it agrees.
+        """Return how `fast` differs from this reference; None if it agrees. Its `log_probs`, which
+        is not called, has the same body and the same logits.
 
         Raises:
             Exception: out of memory.
         """
         try:
             with torch.no_grad(), _stirred(self._parameters):
-                found_K = fast.log_probs(self._document).log_probs_K
-                loss = float(fast(self._document)[0])
+                loss, scores = fast(self._document)
         except NOT_UNDERSTOOD as error:
             if is_out_of_memory(error):
                 raise
             return f"{type(error).__name__}: {error}"
-        total = -float(found_K.sum())
+        total = -float(scores.log_probs_K.sum())
         if not math.isclose(loss, total, rel_tol=1e-2):
             return f"its loss is {loss:.4g}, and the sum of its log-probabilities {total:.4g}"
-        apart, own = self._distances(found_K), self._distances(self._plain_K)
+        apart, own = self._distances(scores.log_probs_K), self._distances(self._plain_K)
         if all(a <= f * o + _NATS for a, f, o in zip(apart, _FACTORS, own, strict=True)):
             return None
         dtype = str(self._dtype).removeprefix("torch.")

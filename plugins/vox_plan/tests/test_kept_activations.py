@@ -92,6 +92,7 @@ def counted(folder: Path, plan: ExecutionPlan) -> int:
     [
         *((family, "bf16", "lora") for family in FAMILIES),
         ("llama", "fp32", "lora"),
+        ("llama", "bf16", "rslora"),
         ("llama", "bf16", "full"),
     ],
 )

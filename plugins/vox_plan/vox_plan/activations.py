@@ -11,8 +11,9 @@ A general rule over linear modules and norms, in place of a formula for each fam
   non-linearity. What a block writes back to the residual stream is not; the next norm reads it.
 - A gated feed-forward keeps the non-linearity of its gate as well, for the product, if it is not
   fused.
-- What the last module of a block reads is kept for that module's adapter. Attention keeps what it
-  gives by itself; on its way to the last module it is laid out anew, which is a copy.
+- What the last module of a block reads is kept for that module's adapter; a fused LoRA layer
+  computes the product of a fused gate again. Attention keeps what it gives by itself; on its way to
+  the last module it is laid out anew, which is a copy.
 
 The rule is held against what autograd really keeps, byte by byte, for every family of the tests in
 tests/test_kept_activations.py.
@@ -47,6 +48,8 @@ _WRITTEN_OUT: Mapping[str, int] = {"gelu_new": 3}
 _STATE_CHUNK = 64
 _CHUNKS_KEPT, _KEYS_KEPT, _VALUES_KEPT, _MIXED_KEPT = 5.0, 7.5, 4.0, 3.0
 
+Paths = Collection[str]
+
 
 class Elements(NamedTuple):
     """Numbers a token, in the compute dtype and in float32."""
@@ -75,12 +78,13 @@ class _Block(NamedTuple):
 
 
 def kept_by_layer(
-    model: Architecture, layer: Layer, adapted: Collection[str], *, fused: bool = False
+    model: Architecture, layer: Layer, adapted: Paths, *, fused: bool = False, lora: Paths = ()
 ) -> Elements:
-    """Count the activations that a layer keeps; `fused`: its norms and feed-forwards are."""
+    """Count the activations that a layer keeps; `fused`: its norms and feed-forwards are, and of
+    the adapters those in `lora`."""
     total = _kept_by_norms(model, layer, fused)
     for block in _blocks(model, layer):
-        kept = _kept_by_block(model, block, adapted, fused)
+        kept = _kept_by_block(model, block, adapted, fused, lora)
         total = total.plus(kept.times(_share(model, block)))
         total = total.plus(_kept_by_state(model, block))
     return total
@@ -120,23 +124,25 @@ def _width_before(norm: str, layer: Layer, width: int) -> int:
 
 
 def _kept_by_block(
-    model: Architecture, block: _Block, adapted: Collection[str], fused: bool
+    model: Architecture, block: _Block, adapted: Paths, fused: bool, lora: Paths
 ) -> Elements:
     read = max((m.in_features for p, m in block.readers.items() if p in adapted), default=0)
     written = sum(module.out_features for module in block.readers.values())
-    passed = sum(m.in_features for path, m in block.writers.items() if path in adapted)
-    inside = _kept_inside(model, block, written, fused)
+    writers = {path for path in block.writers if path in adapted}
+    if _ATTENTION.search(block.path):
+        inside: float = sum(module.in_features for module in block.writers.values())
+    elif fused and model.activation in _FUSED and len(block.readers) > 1:
+        inside, writers = 0, writers - {*lora}
+    else:
+        inside = _kept_by_activation(model, block, written)
+    passed = sum(block.writers[path].in_features for path in writers)
     return Elements(compute=read + written + passed + inside)
 
 
-def _kept_inside(model: Architecture, block: _Block, written: int, fused: bool) -> float:
-    """Numbers a token between the linear modules of a block: in attention and non-linearities."""
+def _kept_by_activation(model: Architecture, block: _Block, written: int) -> float:
+    """Numbers a token that the non-linearity of a block keeps."""
     through = sum(module.in_features for module in block.writers.values())
-    if _ATTENTION.search(block.path):
-        return through
     gate = through if written >= 2 * through else 0
-    if fused and model.activation in _FUSED and len(block.readers) > 1:
-        return 0
     return gate + _WRITTEN_OUT.get(model.activation, 0) * (written - gate)
 
 

@@ -28,6 +28,7 @@ _LAYER = re.compile(r"^(.*?(?:^|\.)(?:layers|h|blocks)\.\d+)\.")
 _NORM = re.compile(r"(norm|^ln)")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 _HEADS = ("num_attention_heads", "n_head", "num_heads")
+_ACTIVATION = ("hidden_act", "hidden_activation", "activation_function")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def read_architecture(
         head=frozenset(t for n, t in names.items() if n.partition(".")[0] == "lm_head"),
         widths=widths,
         embedding_widths={t: w for t, w in embedding_widths.items() if t not in widths},
-        activation=str(text.get("hidden_act") or text.get("activation_function") or ""),
+        activation=next((str(text[key]) for key in _ACTIVATION if text.get(key)), ""),
         experts_share=_experts_share(text),
         state=_state(text),
         softcap=bool(text.get("attn_logit_softcapping")),

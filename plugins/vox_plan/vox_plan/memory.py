@@ -306,7 +306,8 @@ def _kept(model: Architecture, layer: Layer, demand: Demand, laid: int, fused: b
     trained = [
         p for p, m in layer.linear.items() if p in demand.modules or m.tensor in demand.saved
     ]
-    kept = kept_by_layer(model, layer, trained, fused=fused).bytes(number)
+    lora = demand.modules if demand.method in ("lora", "rslora") and not demand.dropout else ()
+    kept = kept_by_layer(model, layer, trained, fused=fused, lora=lora).bytes(number)
     kept += number * kept_beside(layer, demand.modules, demand.method == "dora", demand.dropout)
     # Soft-capped scores are kept as a matrix: tanh and weights in the compute dtype, the softmax in
     # float32 (transformers' eager attention, and vox_torch/attention.py).
