@@ -107,6 +107,15 @@ def test_a_peers_name_of_a_setting_that_a_command_lacks_is_no_hint(vox) -> None:
     assert "--max-tokens?" in vox("generate", "m", "--max-new-tokens", "1").err
 
 
+def test_a_run_of_that_name_is_meant(vox) -> None:
+    Path("runs/mine").mkdir(parents=True)
+    Path("runs/mine/plan.json").write_text("{}")
+    Path("x.jsonl").write_text('{"text": "a"}\n')
+    for command in (["merge"], ["train", "x.jsonl", "--adapter"]):
+        assert "next: did you mean runs/mine? " in vox(*command, "mine").err
+        assert "did you mean" not in vox(*command, "other").err
+
+
 def test_a_peers_name_as_a_variable(vox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VOX_TRAIN_LEARNING_RATE", "1")
     told = "VOX_TRAIN_LEARNING_RATE is unknown; did you mean VOX_TRAIN_LR?"

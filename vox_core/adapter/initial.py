@@ -50,8 +50,7 @@ def initial_adapter(
         )
         for path, shape in modules.items()
     }
-    kept = {name: value.copy() for name, value in whole.items()}
-    return AdapterState(spec.method, start, kept)
+    return AdapterState(spec.method, start, {name: value.copy() for name, value in whole.items()})
 
 
 def generator(*key: object) -> np.random.Generator:

@@ -134,8 +134,7 @@ def _of(path: Path) -> list[Path]:
         return [path]
     if train := _side(path, _TRAIN):
         return train
-    sides = (*_VALID, *_OTHER)
-    rest = [file for file in _files(path) if not _is_of(file, sides)]
+    rest = [file for file in _files(path) if not _is_of(file, (*_VALID, *_OTHER))]
     rows = [file for file in rest if format_of(file).kind != "text"]
     return rows or rest or [path / TRAIN_NAME]
 

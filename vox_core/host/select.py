@@ -106,8 +106,7 @@ def select(
         what = "training would run on the CPU while an accelerator lies idle"
         remedy = f"{idle.remedy}; or train on the CPU with --allow-cpu"
         raise BackendError("B007", what, found=idle.what, remedy=remedy)
-    why = _why(ranked, request) + (f"; {idle.what}" if idle else "")
-    return _selection(ranked[0], why, judged)
+    return _selection(ranked[0], _why(ranked, request) + (f"; {idle.what}" if idle else ""), judged)
 
 
 def verdicts(

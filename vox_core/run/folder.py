@@ -96,9 +96,13 @@ class RunFolder:
         raise not_a_run(self.path / name, found)
 
 
+def run_meant(name: object) -> str:
+    """Return `did you mean runs/NAME? ` if that is a run, else ""."""
+    return f"did you mean runs/{name}? " if Path(f"runs/{name}", PLAN).is_file() else ""
+
+
 def not_a_run(where: Path, found: object) -> AdapterError:
-    near = Path(f"runs/{where}".removesuffix(f"/{PLAN}"))
-    meant = f"did you mean {near}? " if (near / PLAN).is_file() else ""
+    meant = run_meant(str(where).removesuffix(f"/{PLAN}"))
     return AdapterError(
         "A001",
         "this is not a run folder of vox",

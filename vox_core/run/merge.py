@@ -33,7 +33,7 @@ from vox_core.errors import AdapterError, BackendError, ModelError, PluginError
 from vox_core.host import Request, choose
 from vox_core.host.load import Backend, Context, Observe, ignore, write_model
 from vox_core.host.select import Seen
-from vox_core.run.folder import CARD, RunFolder
+from vox_core.run.folder import CARD, RunFolder, run_meant
 from vox_core.run.hf_checkpoint import (
     as_stored,
     copy_tokenizer,
@@ -299,7 +299,7 @@ def _nothing_to_merge(reference: str, found: str) -> AdapterError:
         where=reference,
         found=found,
         expected="a run folder of `vox train`, or a folder saved by PEFT or mlx-lm",
-        remedy="correct the path; vox runs list shows the runs",
+        remedy=f"{run_meant(reference)}vox runs list shows the runs",
     )
 
 

@@ -107,10 +107,9 @@ def distance(merged_TV: Floats, other_TV: Floats) -> float:
 
 
 def carried(base_TV: Floats, adapted_TV: Floats, other_TV: Floats) -> float:
-    """Share of the adapter's effect in the other model; infinite or NaN where it has no effect."""
+    """Share of the adapter's effect, which is not zero, in the other model."""
     effect_TV = adapted_TV - base_TV
-    effect = float(np.linalg.norm(effect_TV))
-    return float(np.vdot(other_TV - base_TV, effect_TV)) / effect**2
+    return float(np.vdot(other_TV - base_TV, effect_TV)) / float(np.linalg.norm(effect_TV)) ** 2
 
 
 def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, layers: int) -> Proof:

@@ -19,7 +19,7 @@ from vox_core.adapter.targets import ALL_LINEAR, leaf_names, select_targets
 from vox_core.contract import AdapterState, ExecutionPlan, ModuleShape
 from vox_core.data.tokenizer import TEMPLATE
 from vox_core.errors import AdapterError, ConfigError
-from vox_core.run.folder import MANIFEST, START
+from vox_core.run.folder import MANIFEST, START, run_meant
 from vox_core.run.reference import ModelReference, resolve_reference
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ def starting_adapter(
 
 
 def find_adapter(folder: Path, **how: Any) -> tuple[ModelReference, AdapterState]:
-    """Find an adapter and its base as `resolve_reference` does, with its keywords and errors; A001
-    if there is none."""
+    """Find an adapter and its base as `resolve_reference` does; A001 if there is none."""
     found = "no such folder"
     if folder.exists():
         source = resolve_reference(str(folder), **how)
@@ -126,7 +125,7 @@ def find_adapter(folder: Path, **how: Any) -> tuple[ModelReference, AdapterState
         where=folder,
         found=found,
         expected="a run, or a folder saved by PEFT or mlx-lm",
-        remedy="name a model with --model, and an adapter with --adapter",
+        remedy=f"{run_meant(folder)}name a model with --model, and an adapter with --adapter",
     )
 
 
