@@ -136,10 +136,10 @@ def test_a_feed_forward_is_that_of_transformers(family, dtype):
 class Adapted(nn.Module):
     """A feed-forward of 64 x 16 -> 32 -> 16 with adapters, fused."""
 
-    def __init__(self) -> None:
+    def __init__(self, *targets: str) -> None:
         super().__init__()
         config = LlamaConfig(**SIZES)
-        lora = LoraConfig(r=4, target_modules=["gate_proj", "up_proj", "down_proj"])
+        lora = LoraConfig(r=4, target_modules=list(targets))
         self.model = get_peft_model(nn.Sequential(LlamaMLP(config)), lora)
         for name, parameter in self.model.named_parameters():
             if "lora_B" in name:
@@ -151,9 +151,17 @@ class Adapted(nn.Module):
         return self.model.base_model.model(x)
 
 
-def test_the_adapter_after_a_gate_computes_its_input_again(monkeypatch):
+@pytest.mark.parametrize(
+    ("targets", "gradient", "counts"),
+    [
+        (["gate_proj", "up_proj", "down_proj"], True, (2, 3)),
+        (["down_proj"], True, (2, 3)),
+        (["down_proj"], False, (1, 1)),  # a first layer, whose gate keeps nothing
+    ],
+)
+def test_the_adapter_after_a_gate_recomputes_its_input(monkeypatch, targets, gradient, counts):
     """To the bit, and keeps gate and up alone, which the gate keeps as well."""
-    model, x = Adapted(), torch.randn(64, 16, requires_grad=True)
+    model, x = Adapted(*targets), torch.randn(64, 16, requires_grad=gradient)
 
     def run() -> tuple[int, list[torch.Tensor]]:
         wide = {}
@@ -165,19 +173,20 @@ def test_the_adapter_after_a_gate_computes_its_input_again(monkeypatch):
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
             y = model(x)
-        trained = [each for each in model.parameters() if each.requires_grad]
-        return len(wide), [y, *torch.autograd.grad(y.square().sum(), [x, *trained])]
+        trained = [each for each in (x, *model.parameters()) if each.requires_grad]
+        return len(wide), [y, *torch.autograd.grad(y.square().sum(), trained)]
 
     kept, found = run()
-    monkeypatch.setattr(fused_modules, "applied", lambda layer, x, *_: layer(x))
+    monkeypatch.setattr(fused_modules, "recomputing", lambda layer, x, *_: layer(x))
     kept_before, expected = run()
-    assert (kept, kept_before) == (2, 3)
+    assert (kept, kept_before) == counts
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_nothing_of_a_layer_that_is_computed_again_is_kept():
+def test_nothing_of_a_checkpointed_layer_is_kept():
     """Gradient checkpointing drops gate and up; a function that held them would not let it."""
-    model, x, made = Adapted(), torch.randn(64, 16, requires_grad=True), []
+    model = Adapted("gate_proj", "up_proj", "down_proj")
+    x, made = torch.randn(64, 16, requires_grad=True), []
     for name, module in model.named_modules():
         if name.endswith(("gate_proj", "up_proj")):
             module.register_forward_hook(

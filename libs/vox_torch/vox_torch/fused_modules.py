@@ -1,7 +1,7 @@
 """Replace norms and feed-forwards of transformers by modules that save fewer activations.
 
     RmsNorm   x / rms(x) * weight, keeping x and one number a token
-    Gated     act(gate) * up, keeping gate and up alone; LoRA of the next layer computes it again
+    Gated     act(gate) * up, keeping gate and up alone; LoRA of the next layer recomputes it
 
 torch's autograd would save every intermediate result, in float32 where a norm is widened. The
 results are those of transformers' modules up to the order of rounding.
@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional
 
 from vox_torch.arrays import at_least_float32
-from vox_torch.lora import applied
+from vox_torch.lora import recomputing
 
 _CHUNK_ELEMENTS = 2**18
 """What a norm has in float32 at once: 1 MiB, which stays in a core's cache."""
@@ -183,4 +183,4 @@ class FusedFeedForward(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_proj(x), self.up_proj(x)
         product = Gated.apply(gate, up, self.tanh)
-        return applied(self.down_proj, product, partial(_gated, tanh=self.tanh), gate, up)
+        return recomputing(self.down_proj, product, partial(_gated, tanh=self.tanh), gate, up)

@@ -106,11 +106,11 @@ def _forward(
     return y_XO.view(*x.shape[:-1], y_XO.shape[-1])
 
 
-def applied(
+def recomputing(
     layer: nn.Module, x: torch.Tensor, make: Callable[..., torch.Tensor], *sources: torch.Tensor
 ) -> torch.Tensor:
-    """Return `layer(x)`. A fused layer saves the sources of x = make(*sources) in place of x, if
-    they are saved for their own gradients anyway."""
+    """Return `layer(x)`. The backward pass of a fused layer recomputes x = make(*sources), where x
+    has a gradient and the sources are saved for that anyway."""
     fused = getattr(vars(layer).get("forward"), "func", None) is _forward
     if not (fused and x.requires_grad):
         return cast("torch.Tensor", layer(x))

@@ -57,7 +57,7 @@ def near_duplicates(texts: Iterable[str], count: int, threshold: float) -> Pairs
     done = 0
     for hashes_KH in _signatures(texts):
         some = slice(done, done + len(hashes_KH))
-        # Two rows agree in one by chance once in 65,536. Low bits would be the same ones in all.
+        # 16 mixed bits, equal by chance once in 65,536: equal low bits stay equal if permuted.
         part_KH[some] = hashes_KH * np.uint32(0x9E3779B1) >> 16
         for number, band in enumerate(bands):
             bucket_KB[some, number] = _mixed(hashes_KH[:, band])
