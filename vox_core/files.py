@@ -315,6 +315,13 @@ def require_writable(file: Path) -> None:
         raise OutputError("O002", what, where=file, found=found, remedy=remedy)
 
 
+def default_out(reference: str, suffix: str) -> Path:
+    """Return `REFERENCE-SUFFIX`, for a result without --out; in the current folder, if the
+    reference is on the hub: a folder `owner` here would hide what the hub has from that owner."""
+    here = reference.rstrip("/")
+    return Path(f"{here if Path(here).exists() else Path(here).name}-{suffix}")
+
+
 def require_absent(path: Path, remedy: str = "choose another one with --out") -> None:
     """Refuse to overwrite an existing path (O001)."""
     if path.exists() or path.is_symlink():

@@ -7,6 +7,7 @@ from vox_core.files import (
     atomic_file as atomic_file,
     append as append,
     atomic_folder as atomic_folder,
+    default_out as default_out,
     free_space as free_space,
     make_folder as make_folder,
     require_absent as require_absent,

@@ -33,7 +33,8 @@ HELP = "/reset forgets the conversation, /exit or Ctrl-D ends, Ctrl-C stops an a
 def chat(reference: str, config_file: Path | None, **flags: Any) -> None:
     """Chat with a run or a model.
 
-    RUN|MODEL is a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model.
+    RUN|MODEL is a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model,
+    here or on the hub (OWNER/NAME).
     /help, /reset and /exit are commands in the chat; Ctrl-C stops an answer, Ctrl-D ends.
     """
     with library.load(

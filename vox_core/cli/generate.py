@@ -55,9 +55,9 @@ def generate(
     """Generate an answer to one prompt, or to every line of a file.
 
     RUN|MODEL is a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base
-    model. The PROMPT - reads stdin. --json prints one object per answer, each on its own line.
-    --file prints them, too, in the order of the lines; with --out, the same command continues after
-    an interruption.
+    model, here or on the hub (OWNER/NAME). The PROMPT - reads stdin. --json prints one object per
+    answer, each on its own line. --file prints them, too, in the order of the lines; with --out,
+    the same command continues after an interruption.
     """
     settings = settings_from(GenerateSettings, config_file, flags)
     if settings.n > 1 and settings.temperature == 0:

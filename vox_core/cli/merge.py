@@ -28,7 +28,8 @@ def merge(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> Me
     """Merge the adapter of RUN into its base model.
 
     Writes a Hugging Face checkpoint and verifies it: its logits must equal those of base + adapter
-    up to rounding to the output dtype. RUN is a run folder, or an adapter saved by PEFT or mlx-lm.
+    up to rounding to the output dtype. RUN is a run folder, or an adapter saved by PEFT or mlx-lm,
+    here or on the hub (OWNER/NAME).
     """
     report = library.merge(run, config=config_file, progress=True, **flags)
     (print_json if as_json else _show)(report)

@@ -333,7 +333,9 @@ class TrainSettings(DataSettings):
         "none", description="Quantisation of the base's linear layers; none: as stored."
     )
     adapter: Path | None = Field(
-        None, description="Start from this adapter: a run, or a folder saved by PEFT or mlx-lm."
+        None,
+        description="Start from this adapter: a run, a folder saved by PEFT or mlx-lm, or one on "
+        "the hub (OWNER/NAME).",
     )
     method: Method = Field(
         "lora", description="Adapter type; full: train the model's own weights, without an adapter."

@@ -107,10 +107,25 @@ def resolve(
     if of_hub and not repository and not (revision is None and path.parent.is_dir()):
         repository = reference
     if repository:
-        folder = hub.download(repository, revision, report, weights)
+        wanted = hub.WANTED if weights else hub.NO_WEIGHTS
+        folder = hub.download(repository, revision, report, wanted)
         licence = entry.licence if entry else None
         return _checked(folder, repository, folder.name, licence, repository, weights)
     raise _unknown(reference)
+
+
+def adapter_on_hub(reference: str, progress: Progress | None = None) -> Path | None:
+    """Return the downloaded folder of an adapter that the hub has under `reference`; None if that
+    is anything else.
+
+    Raises:
+        ModelError: M007, the download failed.
+        StorageError: the disk is full, or an I/O error.
+    """
+    elsewhere = reference in known().models or Path(reference).parent.is_dir()
+    if elsewhere or not hub.is_hub_id(reference):
+        return None
+    return hub.download_adapter(reference, progress or (lambda what, done, total: None))
 
 
 def identity(model: LocalModel) -> ModelIdentity:

@@ -38,7 +38,7 @@ _MAY_NAME_CODE = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
-_ADAPTER = "adapter_config.json"
+ADAPTER = "adapter_config.json"
 _MODEL_TYPE = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 
@@ -59,9 +59,9 @@ def check_folder(folder: Path, weights: bool = True) -> tuple[str, str | None]:
     is_named = isinstance(model_type, str) and _MODEL_TYPE.fullmatch(model_type)
     if "config.json" in parsed and not is_named:
         faults.append("config.json: found no model_type, expected the name of an architecture")
-    if (folder / _ADAPTER).exists():  # transformers would load the base named in it instead
+    if (folder / ADAPTER).exists():  # transformers would load the base named in it instead
         faults.append(
-            f"{_ADAPTER}: found beside a model, expected an adapter to have its own folder"
+            f"{ADAPTER}: found beside a model, expected an adapter to have its own folder"
         )
     if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
         faults.append("the tokenizer: expected tokenizer.json, tokenizer.model or vocab.json")

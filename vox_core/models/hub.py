@@ -9,25 +9,19 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core import files
 from vox_core.errors import ModelError, VoxError
+from vox_core.models.folder import ADAPTER
 
 if TYPE_CHECKING:
     from vox_core.models import Progress
 
-WANTED = (
-    "*.safetensors",
-    "*.json",
-    "*.jinja",
-    "*.model",
-    "*.txt",
-    "LICENSE*",
-    "NOTICE*",
-    "README.md",
-)
+NO_WEIGHTS = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README.md")
+WANTED = ("*.safetensors", *NO_WEIGHTS)
 # Sub-folders hold other formats; `consolidated` is the same weights in Mistral's layout.
 UNWANTED = ("*/*", "consolidated*.safetensors")
 
@@ -37,8 +31,13 @@ def is_hub_id(reference: str) -> bool:
     return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", reference, re.ASCII))
 
 
-def download(repository: str, revision: str | None, report: Progress, weights: bool = True) -> Path:
+def download(
+    repository: str, revision: str | None, report: Progress, wanted: Sequence[str] = WANTED
+) -> Path:
     """Return the snapshot folder of `repository`, named by its commit; downloaded if needed.
+
+    Args:
+        wanted: patterns of names; other files are not downloaded.
 
     Raises:
         ModelError: M001, no such repository or revision; M007, the download failed.
@@ -52,13 +51,27 @@ def download(repository: str, revision: str | None, report: Progress, weights: b
         folder = snapshot_download(
             repository,
             revision=revision,
-            allow_patterns=list(WANTED),
-            ignore_patterns=[*UNWANTED, *([] if weights else ["*.safetensors"])],
+            allow_patterns=list(wanted),
+            ignore_patterns=list(UNWANTED),
             tqdm_class=_bar(report),
         )
     except (HFValidationError, ConnectionFailure, HfHubHTTPError, OSError) as error:
         raise _explain(error, repository, revision) from error
     return Path(folder)
+
+
+def download_adapter(repository: str, report: Progress) -> Path | None:
+    """Return the snapshot folder of a repository with an adapter; None if it has none, or if the
+    hub cannot say, which `download` of a model explains.
+
+    Raises:
+        ModelError, StorageError: as of `download`.
+    """
+    try:
+        folder = download(repository, None, report, [ADAPTER, "config.json"])
+    except ModelError:
+        return None
+    return download(repository, None, report) if (folder / ADAPTER).is_file() else None
 
 
 def _explain(error: Exception, repository: str, revision: str | None) -> VoxError:

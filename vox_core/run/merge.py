@@ -51,7 +51,12 @@ from vox_core.run.proof import (
     prove,
     require_merged,
 )
-from vox_core.run.reference import ModelReference, promoted, resolve_reference
+from vox_core.run.reference import (
+    ModelReference,
+    adapter_path,
+    promoted,
+    resolve_reference,
+)
 from vox_core.weights import WeightFolder, Weights
 
 if TYPE_CHECKING:
@@ -97,10 +102,10 @@ def merge(
         ProofError: the result is not base + adapter; nothing is left of it.
         StorageError: the disk; nothing is left of it either.
     """
-    out = settings.out or Path(f"{reference.rstrip('/')}-merged")
+    out = settings.out or files.default_out(reference, "merged")
     files.require_absent(out)
     # Else it would be fetched as a model.
-    if not Path(reference).exists() and not promoted(reference):
+    if not adapter_path(reference, progress).exists() and not promoted(reference):
         raise _nothing_to_merge(reference, "no such folder")
     source = resolve_reference(reference, base=settings.model, progress=progress)
     if source.adapter is None:
@@ -298,7 +303,7 @@ def _nothing_to_merge(reference: str, found: str) -> AdapterError:
         "there is no adapter to merge",
         where=reference,
         found=found,
-        expected="a run folder of `vox train`, or a folder saved by PEFT or mlx-lm",
+        expected="a run of `vox train`, a folder saved by PEFT or mlx-lm, or an adapter on the hub",
         remedy=f"{run_meant(reference)}vox runs list shows the runs",
     )
 

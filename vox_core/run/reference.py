@@ -1,10 +1,10 @@
 """Resolve a reference to a base model, or to an adapter and its base.
 
-A reference is a run folder, a folder saved by PEFT or mlx-lm, the name of a promoted model, or
-anything that `models.resolve` knows (merged folders included). A run of the method `full` is a
-model. The base of an adapter is found by what the adapter's manifest says and held against it:
-another base is refused, not tried. A name such as `production` is `registry/NAME.json` in the
-current folder, which `vox promote` writes.
+A reference is a run folder, a folder saved by PEFT or mlx-lm, an adapter on the hub, the name of a
+promoted model, or anything that `models.resolve` knows (merged folders included). A run of the
+method `full` is a model. The base of an adapter is found by what the adapter's manifest says and
+held against it: another base is refused, not tried. A name such as `production` is
+`registry/NAME.json` in the current folder, which `vox promote` writes.
 
 A run keeps the SHA-256 of its data and model files (`Sources`). The contract has one digest for all
 documents and one for all weights. These hashes say which file it is where one of them has changed.
@@ -235,7 +235,7 @@ def resolve_reference(
 
     Args:
         base: base model to use instead of the one the adapter names; `revision` is of it.
-        adapter: adapter folder to use instead, or `none`.
+        adapter: adapter to use instead, or `none`.
         template: chat template to use instead of the adapter's.
 
     Raises:
@@ -255,8 +255,10 @@ def resolve_reference(
             there = f"base and adapter with the SHA-256 {digest[:12]}…"
             raise _unusable(reference, there, f"{name['digest'][:12]}…")
         return source
-    named = _adapter_folder(Path(reference))
-    chosen = named if adapter is None else None if adapter == NO_ADAPTER else Path(adapter)
+    named = _adapter_folder(adapter_path(reference, progress))
+    chosen = named
+    if adapter is not None:
+        chosen = None if adapter == NO_ADAPTER else adapter_path(adapter, progress)
     template = template or _template(chosen or named)
     find = partial(resolve_model, template=template, progress=progress)
     model = _base_model(named, base, revision, find) if named else find(reference)
@@ -275,6 +277,11 @@ def resolve_reference(
     _require_belonging(replace(source, adapter=adapted), chosen)
     saved = {name: value for name, value in adapted.saved.items() if BASE not in name}
     return replace(source, adapter=replace(adapted, saved=saved), folder=chosen)
+
+
+def adapter_path(reference: str, progress: models.Progress | None = None) -> Path:
+    """Return the path that `reference` is; an adapter on the hub is downloaded."""
+    return models.adapter_on_hub(reference, progress) or Path(reference)
 
 
 def promoted(name: str) -> dict[str, str] | None:

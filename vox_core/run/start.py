@@ -20,7 +20,7 @@ from vox_core.contract import AdapterState, ExecutionPlan, ModuleShape
 from vox_core.data.tokenizer import TEMPLATE
 from vox_core.errors import AdapterError, ConfigError
 from vox_core.run.folder import MANIFEST, START, run_meant
-from vox_core.run.reference import ModelReference, resolve_reference
+from vox_core.run.reference import ModelReference, adapter_path, resolve_reference
 
 if TYPE_CHECKING:
     from vox_core.config import TrainSettings
@@ -114,7 +114,7 @@ def starting_adapter(
 def find_adapter(folder: Path, **how: Any) -> tuple[ModelReference, AdapterState]:
     """Find an adapter and its base as `resolve_reference` does; A001 if there is none."""
     found = "no such folder"
-    if folder.exists():
+    if adapter_path(str(folder), how.get("progress")).exists():
         source = resolve_reference(str(folder), **how)
         if source.adapter is not None:
             return source, source.adapter
@@ -124,7 +124,7 @@ def find_adapter(folder: Path, **how: Any) -> tuple[ModelReference, AdapterState
         "there is no adapter to start from",
         where=folder,
         found=found,
-        expected="a run, or a folder saved by PEFT or mlx-lm",
+        expected="a run, a folder saved by PEFT or mlx-lm, or an adapter on the hub",
         remedy=f"{run_meant(folder)}name a model with --model, and an adapter with --adapter",
     )
 

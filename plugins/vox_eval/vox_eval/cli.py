@@ -55,8 +55,9 @@ def eval_(
     """Score RUN|MODEL on suites of tasks, and compare it with another.
 
     RUN|MODEL is a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base
-    model. The same command continues an interrupted evaluation. --against says for each task
-    whether RUN|MODEL is better or worse than the other, or that no difference is shown.
+    model, here or on the hub (OWNER/NAME). The same command continues an interrupted evaluation.
+    --against says for each task whether RUN|MODEL is better or worse than the other, or that no
+    difference is shown.
     """
     settings = settings_from(EvalSettings, config_file, flags)
     if bool(harness) != bool(tasks) or (harness and settings.suite):

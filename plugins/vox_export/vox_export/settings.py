@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from vox_core.api.files import default_out
 from vox_core.api.settings import ModelUse
 
 
@@ -33,4 +34,4 @@ class ExportSettings(ModelUse):
 
     def folder(self, reference: str) -> Path:
         """Return the output folder for the run or model `reference`."""
-        return self.out or Path(f"{reference.rstrip('/')}-{self.to}")
+        return self.out or default_out(reference, str(self.to))

@@ -11,6 +11,7 @@ import shutil
 import threading
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from tests.run.conftest import TALK
@@ -36,6 +37,11 @@ class Hub(ThreadingHTTPServer):
         self.damage = ""  # name of a file that is stored otherwise than it was sent
         self.ignored = ()  # names that a .gitignore leaves out
         self.large = {}
+        self.models = {}  # files by name, of repositories that can be downloaded
+
+    def published(self):
+        """The files of the last commit, each with its content."""
+        return {n: self.large[c] if is_large(n) else c for n, c in self.files.items()}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -45,7 +51,16 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/api/whoami-v2":
             known = self.headers["Authorization"] == f"Bearer {TOKEN}"
             return self.answer({"name": "me"}) if known else self.answer({"error": "who?"}, 401)
+        if "/resolve/" in self.path:
+            return self.file(*self.path[1:].split("/resolve/"))
         repository = self.path.removeprefix("/api/models/")
+        if "/tree/" in repository:
+            files = self.server.models[repository.partition("/tree/")[0]]
+            return self.answer(
+                [{"type": "file", "path": n, "size": len(c), "oid": "0"} for n, c in files.items()]
+            )
+        if repository.endswith("/revision/main"):
+            return self.answer({"id": repository, "sha": COMMIT})
         if repository in (BASE, "gpt2"):
             return self.answer({"id": repository})
         if repository not in self.server.private:
@@ -53,6 +68,14 @@ class Handler(BaseHTTPRequestHandler):
         files = [{"rfilename": name} for name in (".gitattributes", *self.server.before)]
         about = {"id": repository, "private": self.server.private[repository], "siblings": files}
         return self.answer(about)
+
+    do_HEAD = do_GET
+
+    def file(self, repository, name):
+        content = self.server.models[repository].get(name.partition("/")[2])
+        if content is None:
+            return self.answer({}, 404, "EntryNotFound")
+        return self.answer(content)
 
     def do_PUT(self):
         content = self.body()
@@ -107,15 +130,18 @@ class Handler(BaseHTTPRequestHandler):
     def body(self):
         return self.rfile.read(int(self.headers["Content-Length"] or 0))
 
-    def answer(self, value, status=200):
-        body = json.dumps(value).encode()
+    def answer(self, value, status=200, error="RepoNotFound"):
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
         if status == 404:
-            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("X-Error-Code", error)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_):
         """Keep quiet."""
@@ -211,9 +237,40 @@ def test_an_adapter_goes_up_without_what_is_private(hub, run, vox):
     assert json.loads(hub.files["adapter_config.json"])["base_model_name_or_path"] == BASE
     card = hub.files["README.md"].decode()
     assert f"base_model: {BASE}\n" in card and 'from_pretrained("me/mine")' in card
-    assert "hf download me/mine --local-dir mine" in card and "plan.json" not in card
+    assert "    vox chat me/mine\n    vox merge me/mine\n" in card and "plan.json" not in card
     assert "library_name: peft" in card and "## Use it" in card
     assert TOKEN not in done.out + done.err
+
+
+@pytest.fixture
+def elsewhere(hub, runs, tiny, tmp_path, monkeypatch):
+    """Another machine: the published adapter and its base are on the hub alone."""
+    from huggingface_hub import constants
+
+    url = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    hub.models[BASE] = {path.name: path.read_bytes() for path in tiny("llama").iterdir()}
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_published_adapter_is_used_by_its_name(hub, runs, vox, elsewhere):
+    assert vox("push", runs / "local", "me/mine", "--base-model", BASE).code == 0
+    hub.models["me/mine"] = hub.published()
+    assert b"vox merge me/mine\n" in hub.models["me/mine"]["README.md"]
+    there, base = resolve_reference("me/mine"), resolve_reference(BASE)
+    assert there.digest() == resolve_reference(str(runs / "local")).digest() != base.digest()
+    assert resolve_reference(BASE, adapter="me/mine").digest() == there.digest()
+    for line in (("generate", "me/mine", "hello", "--max-tokens", "2"), ("merge", "me/mine")):
+        done = vox(*line)
+        assert done.code == 0 and "No files" not in done.err, done.err
+    assert Path("mine-merged").is_dir() and not Path("me").exists(), "`me/` would hide me/mine"
+    started = ("--data", runs / "train.jsonl", "--adapter", "me/mine", "--max-steps", 1)
+    done = vox("train", *started, "--out", "second", "--dtype", "fp32")
+    assert done.code == 0, done.err
+    assert resolve_reference("second").base.hub == BASE
+    done = vox("merge", BASE)
+    assert done.code == 2 and "found:    no such folder" in done.err
 
 
 def test_what_is_there_from_before_is_named(hub, run, vox):

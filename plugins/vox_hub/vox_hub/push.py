@@ -246,7 +246,7 @@ def _without_paths(path: Path, base_model: str | None) -> Path | bytes:
         base = _described(content)
         base.pop("path", None)
         if base_model:
-            base["hub"], base["revision"] = base_model, None
+            base["id"], base["hub"], base["revision"] = base_model, base_model, None
     return path if content == before else _json(content)
 
 
@@ -304,10 +304,8 @@ def _card(path: Path, repository: str, base: str | None, manifest: Mapping[str, 
 
 def _reworded(text: str, repository: str, id: object, base: object) -> str:
     """The text of vox's cards for a reader elsewhere, with the name there of the base `id`."""
-    name = repository.rpartition("/")[2]
     here = {
-        "    vox chat .\n    vox merge .": f"    hf download {repository} --local-dir {name}\n"
-        f"    vox chat {name}\n    vox merge {name}",
+        "    vox merge .": f"    vox merge {repository}",
         f"# Adapter for {id}\n": f"# Adapter for {base}\n",
         f"# {id}, fine-tuned\n": f"# {base}, fine-tuned\n",
         f"| base model | {id} (": f"| base model | {base} (",
