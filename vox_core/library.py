@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from vox_core.run.telemetry import Summary
 
 Reference: TypeAlias = "str | os.PathLike[str]"
-"""A run, a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model, here or on
-the hub (owner/name)."""
+"""A run, a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model, here
+or on the hub (owner/name)."""
 Messages: TypeAlias = "str | Sequence[Mapping[str, str]]"
 """A user's message, or a conversation: `role` and `content` of each message."""
 Data: TypeAlias = "Reference | Iterable[Reference] | Iterable[Mapping[str, Any]]"

@@ -273,6 +273,16 @@ def test_a_published_adapter_is_used_by_its_name(hub, runs, vox, elsewhere):
     assert done.code == 2 and "found:    no such folder" in done.err
 
 
+def test_a_run_that_was_stopped_is_said_to_be_so(hub, run, vox, tmp_path):
+    assert "has not ended" not in vox("push", run, "me/mine").err
+    telemetry = shutil.copytree(run, tmp_path / "run") / "telemetry.jsonl"
+    ended = telemetry.read_text().replace('"outcome": "done"', '"outcome": "stopped"')
+    telemetry.write_text(ended.replace('"total_steps": 1', '"total_steps": 9'))
+    done = vox("push", tmp_path / "run", "me/mine", "--json")
+    assert "the run has not ended: step 1 of 9\n" in done.err
+    assert json.loads(done.out)["unfinished"] == "step 1 of 9"
+
+
 def test_what_is_there_from_before_is_named(hub, run, vox):
     hub.before = ["old.safetensors", "README.md"]
     done = vox("push", run, "me/mine")

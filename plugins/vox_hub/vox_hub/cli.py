@@ -53,6 +53,8 @@ def push(reference: str, repository: str, as_json: bool, **given: Any) -> Pushed
 
 def _announce(upload: Upload) -> None:
     files = f"{len(upload.files)} files, {megabytes(upload.bytes)}"
+    if upload.unfinished:
+        click.echo(f"the run has not ended: {upload.unfinished}", err=True)
     click.echo(printable(f"uploading {files}: {', '.join(upload.files)}"), err=True)
 
 

@@ -30,7 +30,7 @@ from vox_core.api.models import (
     read_probe,
     resolve_reference,
 )
-from vox_core.api.runs import PLAN, RunFolder, is_worked_in
+from vox_core.api.runs import PLAN, RunFolder, is_worked_in, read_run
 from vox_core.errors import (
     AdapterError,
     ConfigError,
@@ -65,12 +65,14 @@ class Upload:
             said otherwise than here.
         kept: names in the folder that are not uploaded.
         trained: whether an adapter was found to be the one that training wrote.
+        unfinished: how far a run has come that was stopped before its end; "" of any other folder.
     """
 
     repository: str
     files: Mapping[str, Path | bytes]
     kept: tuple[str, ...]
     trained: bool
+    unfinished: str
 
     @property
     def bytes(self) -> int:
@@ -84,7 +86,7 @@ class Pushed:
 
     Args:
         others: files of the repository that were there before and are not of this upload.
-        kept, trained: as of `Upload`.
+        kept, trained, unfinished: as of `Upload`.
     """
 
     repository: str
@@ -96,6 +98,7 @@ class Pushed:
     others: tuple[str, ...]
     kept: tuple[str, ...]
     trained: bool
+    unfinished: str
 
 
 def push(
@@ -164,7 +167,15 @@ def _prepared(folder: Path, repository: str, base_model: str | None) -> Upload:
         files[CARD] = _card(folder / CARD, repository, base, manifest)
     kept = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     kept -= {*files, model.name if model else ""}
-    return Upload(repository, files, tuple(sorted(kept)), trained)
+    return Upload(repository, files, tuple(sorted(kept)), trained, _unfinished(folder))
+
+
+def _unfinished(folder: Path) -> str:
+    try:
+        run = read_run(folder)
+    except AdapterError:  # no run, or not readable any more
+        return ""
+    return "" if run.status == "done" else f"step {run.step} of {run.total_steps}"
 
 
 def _named(folder: Path, patterns: Iterable[str]) -> Iterator[str]:
@@ -388,6 +399,7 @@ def _uploaded(upload: Upload, public: bool) -> Pushed:
         tuple(sorted(there - upload.files.keys() - {".gitattributes"})),
         upload.kept,
         upload.trained,
+        upload.unfinished,
     )
 
 
