@@ -376,37 +376,36 @@ def _table_in(annotation: Any) -> type[BaseModel] | None:
 
 
 _BATCH = "it counts the examples of a whole optimizer step: per-device batch size x accumulation"
-_ACCUMULATION = f"{_BATCH}; micro-batch-tokens then bounds memory, and never changes the loss"
-
-_ANSWERS = "nothing to set: what the assistant says is trained, and nothing else"
-
-_OF_OBJECTIVES = (
-    "beta loss-type label-smoothing simpo-gamma desirable-weight undesirable-weight epsilon "
-    "epsilon-high scale-rewards importance-sampling-level"
-)
+_SHARD = "with --processes; it splits the weights and what training adds to them"
 
 _RENAMED = {
     "lr": "learning-rate",
     "rank": "lora-r lora-rank r",
     "alpha": "lora-alpha",
     "dropout": "lora-dropout",
-    "targets": "lora-target-modules target-modules",
+    "targets": "lora-target-modules target-modules lora-target",
+    "method": "fine-tune-type finetuning-type",
+    "dtype": "mixed-precision torch-dtype",
+    "quant": "quantization quantization-bit quantization-config",
+    "adapter": "resume-adapter-file lora-model-dir",
+    "processes": "num-processes nproc-per-node",
     "modules-to-save": "lora-modules-to-save",
     "epochs": "num-train-epochs num-epochs",
     "max-steps": "iters",
-    "seq-len": "max-seq-length max-seq-len max-length cutoff-len",
+    "seq-len": "max-seq-length max-seq-len max-length cutoff-len sequence-len",
     "valid-share": "val-size val-split valid-split validation-split val-set-size test-size",
-    "schedule": "lr-scheduler-type",
+    "schedule": "lr-scheduler-type lr-scheduler lr-schedule",
     "warmup": "warmup-ratio",
-    "clip": "max-grad-norm",
+    "clip": "max-grad-norm gradient-clipping gradient-clip-val",
     "optimizer": "optim",
-    "eval-every": "eval-steps",
-    "valid": "eval-dataset eval-file val-file validation-file",
+    "eval-every": "eval-steps steps-per-eval",
+    "patience": "early-stopping-patience",
+    "valid": "eval-dataset eval-file val-file validation-file eval-data",
     "save-every": "save-steps",
     "keep": "save-total-limit",
-    "out": "output-dir",
+    "out": "output-dir save-dir run-name",
     "model": "base-model model-name model-name-or-path",
-    "data": "train-file",
+    "data": "train-file train-dataset dataset datasets",
     "template": "chat-template",
     "max-tokens": "max-new-tokens",
     "rollouts": "num-generations",
@@ -418,43 +417,64 @@ _RENAMED = {
 }
 """Setting of vox -> its names in peers."""
 
-PEERS: dict[str, tuple[str, str]] = {
-    **{name: (setting, "") for setting, names in _RENAMED.items() for name in names.split()},
-    "per-device-train-batch-size": ("batch-size", _BATCH),
-    "train-batch-size": ("batch-size", _BATCH),
-    "gradient-accumulation-steps": ("batch-size", _ACCUMULATION),
-    "grad-accumulation-steps": ("batch-size", _ACCUMULATION),
-    "packing": ("", "nothing to set: examples are packed, and never attend to one another"),
-    "use-dora": ("method", "dora"),
-    "use-rslora": ("method", "rslora"),
-    "assistant-only-loss": ("", _ANSWERS),
-    "completion-only-loss": ("", _ANSWERS),
-    "train-on-responses-only": ("", _ANSWERS),
-    "mask-prompt": ("", _ANSWERS),
-    "dataset-text-field": ("", "map the column: --field text=NAME"),
-    "device": ("backend", "a backend stands for its device"),
-    "save-strategy": ("save-every", "in steps; or --save-epochs, --save-minutes"),
-    "eval-strategy": ("eval-every", "in steps"),
-    "warmup-steps": ("warmup", "it is a share of all steps: warm-up steps / steps"),
-    "resume-from-checkpoint": ("resume", "it names the run folder"),
-    "load-in-4bit": ("quant", "nf4 is QLoRA's 4 bits"),
-    "load-in-8bit": ("quant", "int8"),
-    "bf16": ("dtype", "bf16"),
-    "fp16": ("dtype", "fp16"),
-    "dataset-name": ("data", "a data set of the hub is hf:owner/name"),
-    "prompt": ("", 'the prompt has no flag: vox generate RUN "…"'),
-    "report-to": (
+_DIFFERENT = {
+    ("batch-size", _BATCH): "per-device-train-batch-size train-batch-size micro-batch-size",
+    (
+        "batch-size",
+        f"{_BATCH}; micro-batch-tokens then bounds memory, and never changes the loss",
+    ): "gradient-accumulation-steps grad-accumulation-steps gradient-accumulation",
+    ("", "nothing to set: examples are packed, and never attend to one another"): "packing",
+    ("", "nothing to set: what the assistant says is trained, and nothing else"): (
+        "assistant-only-loss completion-only-loss train-on-responses-only train-on-inputs "
+        "mask-prompt"
+    ),
+    ("", "nothing to set: the backend chooses its kernels"): (
+        "attn-implementation flash-attention flash-attn use-liger-kernel torch-compile"
+    ),
+    ("", "nothing to set: it is the model's own"): "processing-class",
+    ("", "nothing to set: it is the model before training"): "ref-model",
+    ("method", "dora"): "use-dora",
+    ("method", "rslora"): "use-rslora",
+    ("method", "full"): "full-finetuning",
+    ("", "map the column: --field text=NAME"): "dataset-text-field",
+    ("backend", "a backend stands for its device"): "device",
+    ("shard", _SHARD): "deepspeed fsdp",
+    ("save-every", "in steps; or --save-epochs, --save-minutes"): "save-strategy",
+    ("eval-every", "in steps"): "eval-strategy",
+    ("warmup", "it is a share of all steps: warm-up steps / steps"): "warmup-steps",
+    ("resume", "it names the run folder"): "resume-from-checkpoint",
+    ("out", "--adapter names one to start from"): "adapter-path",
+    ("", "after the run: vox push RUN OWNER/NAME"): "push-to-hub hub-model-id",
+    ("quant", "nf4 is QLoRA's 4 bits"): "load-in-4bit",
+    ("quant", "int8"): "load-in-8bit",
+    ("dtype", "bf16"): "bf16",
+    ("dtype", "fp16"): "fp16",
+    ("data", "a data set of the hub is hf:owner/name"): "dataset-name",
+    ("", 'the prompt has no flag: vox generate RUN "…"'): "prompt",
+    (
         "",
         "trackers are plugins, and need no setting: vox plugin install wandb; "
         "telemetry.jsonl in the run folder has every step",
-    ),
-    "reward-weights": ("reward", "the weight stands behind the name: exact=0.5"),
-    "max-prompt-length": ("seq-len", "the answer counts, too, unless the model samples it"),
+    ): "report-to",
+    ("", "events come to on_event, or to an observer of a plugin"): "callbacks",
+    ("reward", "the weight stands behind the name: exact=0.5"): "reward-weights",
+    ("seq-len", "the answer counts, too, unless the model samples it"): "max-prompt-length",
+    ("", "every step is logged, to telemetry.jsonl in the run folder"): "logging-steps",
+}
+"""Setting of vox ("" for none), and what differs -> names in peers."""
+
+_OF_OBJECTIVES = (
+    "beta loss-type label-smoothing simpo-gamma desirable-weight undesirable-weight epsilon "
+    "epsilon-high scale-rewards importance-sampling-level"
+)
+
+PEERS: dict[str, tuple[str, str]] = {
+    **{name: (setting, "") for setting, names in _RENAMED.items() for name in names.split()},
+    **{name: meaning for meaning, names in _DIFFERENT.items() for name in names.split()},
     **{
         name: ("objective", f"an option of it: -O {name.replace('-', '_')}=VALUE")
         for name in _OF_OBJECTIVES.split()
     },
-    "logging-steps": ("", "every step is logged, to telemetry.jsonl in the run folder"),
 }
 """Name of a peer's -> setting of vox ("" for none), and what differs."""
 

@@ -296,7 +296,7 @@ def _require_some(code_N: Codes, policy: DataPolicy) -> None:
     if not counts[KEPT]:
         what, remedy = "no row is left to train on", "loosen the filters, or name other data"
     elif policy.valid_share and not counts[HELD_OUT]:
-        what, remedy = "no row is held out", "raise --valid-share, or name a file with --valid"
+        what, remedy = "no row is held out", "name a file with --valid, or raise --valid-share"
     else:
         return
     raise DataError(
