@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 Reference: TypeAlias = "str | os.PathLike[str]"
 """A run, a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model, here
 or on the hub (owner/name)."""
-Messages: TypeAlias = "str | Sequence[Mapping[str, str]]"
+Message: TypeAlias = "Mapping[str, str]"
+Messages: TypeAlias = "str | Sequence[Message]"
 """A user's message, or a conversation: `role` and `content` of each message."""
 Data: TypeAlias = "Reference | Iterable[Reference] | Iterable[Mapping[str, Any]]"
 """Files, folders or data sets of the hub; or rows, such as a `datasets.Dataset`."""
@@ -294,19 +295,22 @@ class Model:
     @overload
     def generate(self, prompts: str, **sampling: Unpack[Sampling]) -> str: ...  # type: ignore[overload-overlap]  # a text is a sequence of texts
     @overload
+    def generate(self, prompts: Sequence[Message], **sampling: Unpack[Sampling]) -> str: ...
+    @overload
     def generate(self, prompts: Iterable[Messages], **sampling: Unpack[Sampling]) -> list[str]: ...
 
     @in_python
-    def generate(self, prompts: str | Iterable[Messages], **sampling: Any) -> str | list[str]:
-        """Answer a prompt, or many at once, with the sampling settings of `[generate]`; greedy by
-        default.
+    def generate(self, prompts: Any, **sampling: Any) -> str | list[str]:
+        """Answer a prompt or a conversation, or many of them at once, with the sampling settings of
+        `[generate]`; greedy by default.
 
         Raises:
             DataError: the chat template refuses a prompt, or it is too long.
         """
-        if isinstance(prompts, str):
-            return self.generate([prompts], **sampling)[0]
-        return [each.answer for each in self.answers(prompts, n=1, **sampling)]
+        one = isinstance(prompts, str | Mapping)
+        one |= isinstance(prompts, Sequence) and any(isinstance(each, Mapping) for each in prompts)
+        answers = self.answers([prompts] if one else prompts, n=1, **sampling)
+        return next(answers).answer if one else [each.answer for each in answers]
 
     def answers(
         self,

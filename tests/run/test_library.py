@@ -67,6 +67,10 @@ def test_what_was_trained_answers(trained: vox.Run, tiny: Callable[..., Path]) -
         alone = ["".join(model.stream(question)) for question in questions]
         assert model.generate(questions) == alone
         assert alone[0] == answer
+        assert model.generate(questions[1]) == alone[1], "one conversation has one answer"
+        for wrong in ({"prompt": "Talk?"}, [{"prompt": "Talk?"}], ["Talk?", {"prompt": "Talk?"}]):
+            with pytest.raises(DataError, match="D003"):
+                model.generate(wrong)
         found = list(model.answers(["Talk?"] * 2, n=2, temperature=2.0, out="answers.jsonl"))
         assert [(each.row, each.index) for each in found] == [(1, 0), (1, 1), (2, 0), (2, 1)]
         assert len({each.answer for each in found}) > 1
