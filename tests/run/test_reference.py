@@ -33,8 +33,14 @@ def test_a_run_whose_adapters_are_inside_names_one(tiny, settings, tmp_path):
     run, folder = train(settings(tiny("llama"), max_steps=1)).run, tmp_path / "client"
     (folder / "weights").mkdir(parents=True)
     shutil.copy(run / "plan.json", folder)
-    with pytest.raises(AdapterError, match="before anything was saved"):
+    with pytest.raises(AdapterError, match="before anything was saved") as caught:
         resolve_reference(str(folder))
+    assert "client" in caught.value.remedy
+    shutil.copy(run / "preflight.json", folder)
+    with pytest.raises(AdapterError, match="before anything was saved") as caught:
+        resolve_reference(str(folder))
+    assert f"vox train --resume {folder}" in caught.value.remedy
+    (folder / "preflight.json").unlink()
     run.rename(folder / "weights" / "final")
     with pytest.raises(AdapterError, match="weights/final"):
         resolve_reference(str(folder))

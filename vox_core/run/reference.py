@@ -30,7 +30,7 @@ from vox_core.data.checked import CheckedFile
 from vox_core.data.tokenizer import TEMPLATE, templated
 from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES, folder_digest
 from vox_core.errors import AdapterError, ModelError, command
-from vox_core.run.folder import CHECKPOINTS, MANIFEST, PLAN, RunFolder
+from vox_core.run.folder import CHECKPOINTS, MANIFEST, PLAN, PREFLIGHT, RunFolder
 from vox_core.run.plan import has_tied_head
 from vox_core.weights import Weights, open_weights
 from vox_formats.mlx_adapter import MlxBase
@@ -341,7 +341,9 @@ def _adapter_folder(path: Path) -> Path | None:
         remedy = f"finish it: {command('vox', 'train', '--resume', path)}"
     elif (path / PLAN).is_file() and not inside:
         what = "the run was ended before anything was saved"
-        remedy = "train again, with another --out"
+        remedy = "have its client save its weights"  # of `vox tinker`, which plans no run
+        if (path / PREFLIGHT).is_file():
+            remedy = f"begin it again: {command('vox', 'train', '--resume', path)}"
     elif path.is_file() and (path.parent / CONFIG).is_file():
         what, remedy = "an adapter is named by its folder", f"name the folder: {path.parent}"
         found = "a file of it"
