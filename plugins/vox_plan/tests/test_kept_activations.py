@@ -7,9 +7,10 @@ Nothing is measured: no allocator and no library has a part in it.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from vox_testing.tiny import FAMILIES, VOCABULARY, make_model
 from vox_torch import attention
 from vox_torch.base import load_base
 from vox_torch.fused_modules import fuse_modules
-from vox_torch.inject import attach
+from vox_torch.inject import attach, only_adapter_dropout
 from vox_torch.lora import fuse
 from vox_torch.trial import loss_of
 
@@ -52,17 +53,28 @@ def kept(folder: Path, plan: ExecutionPlan) -> int:
     fuse(adapted.model)
     fuse_modules(adapted.model)
     loss, _ = loss_of(adapted.model, "cpu")
+    only_adapter_dropout(adapted.model)
     own = {t.untyped_storage().data_ptr() for t in (*base.parameters(), *base.buffers())}
-    seen: dict[int, torch.Tensor] = {}
+    saved = WeakSet[Saved]()
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if VOCABULARY not in tensor.shape[-2:]:  # logits, and the gradient of a head
-            seen.setdefault(tensor.untyped_storage().data_ptr(), tensor)
-        return tensor
+    def pack(tensor: torch.Tensor) -> Saved:
+        saved.add(given := Saved(tensor))
+        return given
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss(batch())
-    return sum(t.untyped_storage().nbytes() for at, t in seen.items() if at not in own)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda given: given.tensor):
+        graph = loss(batch())
+    # Logits, and the gradient of a head, are counted elsewhere.
+    tensors = (each.tensor for each in saved if VOCABULARY not in each.tensor.shape[-2:])
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    del graph
+    return sum(size for at, size in storages.items() if at not in own)
+
+
+@dataclass(eq=False)
+class Saved:
+    """A tensor that a backward function saves; it goes with the graph."""
+
+    tensor: torch.Tensor
 
 
 def batch() -> Batch:
@@ -82,26 +94,34 @@ def counted(folder: Path, plan: ExecutionPlan) -> int:
         modules=plan.modules,
         batch=WorstCase(TOKENS, TOKENS, TOKENS, TOKENS // DOCUMENTS),
         saved=tuple(plan.saved.values()),
+        dropout=plan.contract.adapter.dropout > 0,
     )
     model = read_architecture(weights.tensors, config)
     return predict(model, demand, PROFILE).activations
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype", "method"),
+    ("family", "dtype", "method", "dropout"),
     [
-        *((family, "bf16", "lora") for family in FAMILIES),
-        ("llama", "fp32", "lora"),
-        ("llama", "bf16", "rslora"),
-        ("llama", "bf16", "full"),
+        *((family, "bf16", "lora", 0.0) for family in FAMILIES),
+        ("llama", "fp32", "lora", 0.0),
+        ("llama", "bf16", "rslora", 0.0),
+        ("llama", "bf16", "full", 0.0),
+        *(("llama", "fp32", method, 0.1) for method in ("lora", "dora")),
+        *((family, "bf16", "dora", 0.0) for family in ("llama", "gemma3")),
     ],
 )
 def test_of_each_family(
-    family: str, dtype: DType, method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    dtype: DType,
+    method: Method,
+    dropout: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attention, "_bf16_without_amx", lambda: False)
     folder = make_model(family, tmp_path / "base")
-    plan = replace(jobs.plan(folder, method=method), dtype=dtype)
+    plan = replace(jobs.plan(folder, method=method, dropout=dropout), dtype=dtype)
     assert counted(folder, plan) == pytest.approx(kept(folder, plan), rel=0.1)
 
 

@@ -303,10 +303,9 @@ def _layers_with_gradients(model: Architecture, demand: Demand) -> Sequence[Laye
 
 def _kept(model: Architecture, layer: Layer, demand: Demand, laid: int, fused: bool) -> float:
     number = BYTES[demand.dtype]
-    trained = [
-        p for p, m in layer.linear.items() if p in demand.modules or m.tensor in demand.saved
-    ]
-    lora = demand.modules if demand.method in ("lora", "rslora") and not demand.dropout else ()
+    adapted = () if demand.dropout else demand.modules  # which reads what dropout left
+    trained = [p for p, m in layer.linear.items() if p in adapted or m.tensor in demand.saved]
+    lora = adapted if demand.method in ("lora", "rslora") else ()
     kept = kept_by_layer(model, layer, trained, fused=fused, lora=lora).bytes(number)
     kept += number * kept_beside(layer, demand.modules, demand.method == "dora", demand.dropout)
     # Soft-capped scores are kept as a matrix: tanh and weights in the compute dtype, the softmax in
