@@ -57,6 +57,16 @@ def test_files_are_data(vox, training: Training) -> None:
     assert training.calls[0]["settings"].data == (Path("a.jsonl"), Path("b.csv"), Path("c"))
 
 
+def test_a_switch_is_turned_off_by_its_opposite(vox, training: Training) -> None:
+    Path("vox.toml").write_text("[train]\ngradient-checkpointing = true\n")
+    for flags in ((), ("--no-gradient-checkpointing",), ("--gradient-checkpointing",)):
+        vox("train", "a", *flags)
+    told = [call["settings"].gradient_checkpointing for call in training.calls]
+    assert told == [True, False, True]
+    hint = "did you mean --no-gradient-checkpointing?"
+    assert hint in vox("train", "a", "--no-gradient-checkpoint").err
+
+
 def test_fields_of_a_row_are_mapped_by_flags(vox, training: Training) -> None:
     Path("vox.toml").write_text('[data.fields]\ntext = "body"\n')
     vox("train", "a", "--field", "prompt=q", "--field", "completion=a=b.0", "--field", "text=")

@@ -136,7 +136,8 @@ def _option_meant(error: click.NoSuchOption) -> str:
     from vox_core.config.loading import meant
 
     params = error.ctx.command.params if error.ctx else []
-    known = [opt[2:] for param in params for opt in param.opts if opt.startswith("--")]
+    flags = (flag for param in params for flag in (*param.opts, *param.secondary_opts))
+    known = [flag[2:] for flag in flags if flag.startswith("--")]
     hint = meant(error.option_name.lstrip("-"), known, "--{}".format)
     return f"{hint};" if hint and not hint.endswith(("?", ")")) else hint
 

@@ -138,7 +138,7 @@ def _option(name: str, field: FieldInfo) -> click.Option:
         return click.Option(flags, metavar="NAME=VALUE", multiple=True, help=field.description)
     kind, flag = value_type(field), f"--{name.replace('_', '-')}"
     if kind is bool:
-        return click.Option([flag], is_flag=True, default=None, help=field.description)
+        return click.Option([f"{flag}/--no-{flag[2:]}"], default=None, help=field.description)
     default = default_text(field)
     return click.Option(
         [flag[1:], flag] if len(name) == 1 else [flag],
