@@ -13,6 +13,7 @@
     settings.py   sections of vox.toml
     runs.py       run folders and telemetry
     tokenizers.py    tokenizers, child processes
+    tracking.py   trackers
     training.py   learners that take steps, bases that they share
 
 tests/architecture/test_imports.py keeps plugins to these modules.

@@ -36,6 +36,7 @@ from vox_core.contract.events import (
     FastPaths as FastPaths,
     Notice as Notice,
     ObjectiveMetrics as ObjectiveMetrics,
+    Outcome as Outcome,
     Resumed as Resumed,
     RunEnd as RunEnd,
     RunStart as RunStart,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 from vox_core.contract.spec import DType, Quant
+
+Outcome: TypeAlias = Literal["done", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class RunEnd(Event):
 
     name: ClassVar[str] = "run_end"
     step: int
-    outcome: Literal["done", "stopped", "failed"]
+    outcome: Outcome
     seconds: float
     error: str | None = None
 

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.run.lines import read as read_lines
 
+from vox_core.api.tracking import Tracker
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import (
     CheckpointWritten,
@@ -27,7 +29,7 @@ from vox_core.contract import (
 )
 from vox_core.host.observers import Observers
 from vox_core.run.train import train
-from vox_tensorboard import TensorBoard
+from vox_tensorboard import Curves
 from vox_testing.tiny import make_model
 
 
@@ -40,7 +42,7 @@ def step(number: int, loss: float) -> StepDone:
 
 
 def tell(*events: Event) -> None:
-    observer = TensorBoard()
+    observer = Tracker(Curves)
     for event in events:
         observer.vox_event(event)
 
@@ -145,12 +147,18 @@ def test_through_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert drawn[tag] == expected
 
 
-def test_the_guides_skeleton_logs_the_reward_of_a_validation_that_has_one() -> None:
+def test_the_guides_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Mock()
+    monkeypatch.setitem(sys.modules, "mlflow", told)
     guide = Path(__file__).resolve().parents[3] / "docs/guide/observers.md"
     defined: dict[str, Any] = {}
-    exec(re.findall(r"```python\n(.*?)```", guide.read_text("utf-8"), re.S)[0], defined)
-    tracker, logged = defined["Tracker"](), []
-    tracker.log = lambda values, number: logged.append((number, values))
-    for event in (Validation(1, 1.5), Validation(2, -0.25, 0.25, 0.1)):
-        tracker.vox_event(event)
-    assert logged == [(1, {"validation/loss": 1.5}), (2, {"validation/reward": 0.25})]
+    for code in re.findall(r"```python\n(.*?)```", guide.read_text("utf-8"), re.S)[:2]:
+        exec(code, defined)
+    for event in (start(Path("runs/a")), Validation(2, -0.25, 0.25, 0.1), RunEnd(2, "done", 1.0)):
+        defined["tracker"].vox_event(event)
+    assert told.mock_calls == [
+        call.start_run(run_name="a"),
+        call.log_params({"model": "m", "contract": "0" * 64}),
+        call.log_metrics({"validation/reward": 0.25}, step=2),
+        call.end_run("FINISHED"),
+    ]

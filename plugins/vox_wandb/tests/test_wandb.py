@@ -18,13 +18,13 @@ from tests.run.lines import read as read_lines
 from wandb.proto.wandb_internal_pb2 import Record
 
 import vox_wandb
+from vox_core.api.tracking import Tracker
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import (
     CheckpointWritten,
     Evaluation,
     Event,
     Notice,
-    ObjectiveMetrics,
     RunEnd,
     RunStart,
     StepDone,
@@ -33,7 +33,7 @@ from vox_core.contract import (
 from vox_core.host.observers import Observers
 from vox_core.run.train import train
 from vox_testing.tiny import make_model
-from vox_wandb import WeightsAndBiases, scalars
+from vox_wandb import Curves, _prepare
 
 STEP = "train/global_step"
 
@@ -73,7 +73,7 @@ def step(number: int, loss: float) -> StepDone:
 
 def tell(*events: Event) -> None:
     """Send events as in a process that then ends: W&B's own has written its files by then."""
-    observer = WeightsAndBiases()
+    observer = Tracker(Curves, _prepare)
     for event in events:
         observer.vox_event(event)
     wandb.teardown()
@@ -135,13 +135,6 @@ def test_each_number_is_a_scalar_of_its_step(run: Path) -> None:
     ]
     (axis,) = [record.metric for record in records(file) if record.HasField("metric")]
     assert (axis.glob_name, axis.step_metric) == ("*", STEP)
-
-
-def test_a_run_with_rewards_has_their_curves_and_no_validation_loss() -> None:
-    assert scalars(Validation(0, -0.5, 0.5)) == {"validation/reward": 0.5}
-    metrics = {"reward": 0.5, "rewards/numeric/mean": 0.25}
-    drawn = {"train/reward": 0.5, "train/rewards/numeric/mean": 0.25}
-    assert scalars(ObjectiveMetrics(1, metrics)) == drawn
 
 
 def test_a_run_has_its_folders_name_and_its_contract(run: Path) -> None:

@@ -21,26 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from vox_core.api.runs import PLAN, RunFolder
-from vox_core.contract import (
-    CheckpointWritten,
-    Evaluation,
-    Event,
-    ObjectiveMetrics,
-    RunEnd,
-    RunStart,
-    StepDone,
-    Validation,
-)
-from vox_core.hookspecs import hookimpl
+from vox_core.api.tracking import Tracker
+from vox_core.contract import Outcome, RunStart
 
 STEP = "train/global_step"
 """The x-axis of all curves, as with transformers. W&B's own step cannot go back, as a resumed run's
 does, and a checkpoint's time comes after the next step."""
 TIMEOUT_S = 6
 """For the connection and for the last upload, each within one `vox_event`, which may take 10."""
-_Drawn = StepDone | ObjectiveMetrics | Validation | Evaluation | CheckpointWritten
 _NO_FACTS = ("run", "first_step")
-_EXIT_CODES = {"done": 0, "stopped": 255, "failed": 1}  # W&B's states: finished, killed, failed
+_EXIT_CODES: dict[Outcome, int] = {"done": 0, "stopped": 255, "failed": 1}
+"""W&B's states: finished, killed, failed."""
 
 
 class Curves:
@@ -60,11 +51,11 @@ class Curves:
         """Send scalars of a step; do not wait for the upload."""
         self._run.log({STEP: step, **values})
 
-    def close(self, exit_code: int) -> None:
+    def close(self, outcome: Outcome) -> None:
         """End the run in W&B, and say so if it could not upload everything."""
         atexit.unregister(self._run.finish)
         try:
-            self._run.finish(exit_code=exit_code)
+            self._run.finish(exit_code=_EXIT_CODES[outcome])
         except TimeoutError:
             _say(f"the upload takes longer than {TIMEOUT_S} s; finish it with: {self._upload()}")
 
@@ -86,69 +77,6 @@ class Curves:
         kind, online = ("offline-run", []) if run.offline else ("run", ["--include-online"])
         parts = sorted(str(file.parent) for file in folder.glob(f"{kind}-*/run-{run.id}.wandb"))
         return shlex.join(["wandb", "sync", *online, *parts])
-
-
-class WeightsAndBiases:
-    """The tracker; it sends one run after another."""
-
-    def __init__(self) -> None:
-        self._start: RunStart | None = None
-        self._curves: Curves | None = None
-
-    @hookimpl
-    def vox_event(self, event: Event) -> None:
-        """Send the numbers of an event."""
-        if isinstance(event, RunStart):
-            self._close("failed")
-            self._start = event
-            _prepare()
-        elif values := scalars(event):
-            assert isinstance(event, _Drawn)
-            self._opened().add(event.step, values)
-        if isinstance(event, RunEnd):
-            self._close(event.outcome)
-            self._start = None
-
-    def _opened(self) -> Curves:
-        """Begin W&B's run at the first number, so that a refused run leaves none."""
-        assert self._start, "a number before the run"
-        if self._curves is None:
-            self._curves = Curves(self._start)
-        return self._curves
-
-    def _close(self, outcome: str) -> None:
-        if self._curves is not None:
-            self._curves.close(_EXIT_CODES[outcome])
-        self._curves = None
-
-
-def scalars(event: Event) -> dict[str, float]:
-    """Return tag -> value; empty for an event without numbers to draw."""
-    match event:
-        case StepDone():
-            return _of_step(event)
-        case ObjectiveMetrics(metrics=metrics):
-            return {f"train/{name}": value for name, value in metrics.items()}
-        case Validation(loss=loss, reward=reward):
-            return {"validation/loss": loss} if reward is None else {"validation/reward": reward}
-        case Evaluation(scores=scores):
-            return dict(scores)
-        case CheckpointWritten(seconds=seconds):
-            return {"checkpoint/seconds": seconds}
-    return {}
-
-
-def _of_step(step: StepDone) -> dict[str, float]:
-    values = {
-        "train/loss": step.loss,
-        "train/learning_rate": step.lr,
-        "train/gradient_norm": step.grad_norm,
-        "train/trained_tokens": step.trained_tokens,
-        "train/tokens_per_second": step.tokens / max(step.seconds, 1e-9),
-    }
-    if step.memory is not None:
-        values["train/memory_bytes"] = step.memory
-    return values
 
 
 def _prepare() -> None:
@@ -186,4 +114,4 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-observer = WeightsAndBiases()
+observer = Tracker(Curves, _prepare)
