@@ -120,6 +120,10 @@ def test_ctrl_c_exits_130(error: BaseException, capsys) -> None:
     ("line", "what", "remedy"),
     [
         ("trian", "error[VOX-C006]: unknown command trian", "did you mean train?"),
+        ("install mlx", "error[VOX-C006]: unknown command install", "did you mean plugin install"),
+        ("stats", "error[VOX-C006]: unknown command stats", "did you mean data stats?"),
+        ("data install", "error[VOX-C006]: unknown command install", "next: see `vox data --help`"),
+        ("merge_lora", "error[VOX-C006]: unknown command merge_lora", "did you mean merge?"),
         ("model lst", "error[VOX-C006]: unknown command lst", "did you mean list?"),
         ("train --rnak 3", "error[VOX-C006]: unknown option --rnak", "did you mean --rank?"),
         ("train --rank", "error[VOX-C006]: option '--rank' requires an", "vox train --help"),

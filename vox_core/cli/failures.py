@@ -21,12 +21,24 @@ from typing import Any
 
 import click
 
-from vox_core.cli.lazy import UnknownCommand
+from vox_core.cli.lazy import LazyGroup, UnknownCommand
 from vox_core.errors import ConfigError, PluginError, StorageError, VoxError, WorkError
 from vox_core.errors import command as command_line
 from vox_core.files import storage_error
 
 STOPPED = 130
+PEERS_COMMANDS = {
+    "train": "sft dpo orpo kto grpo lora finetune fine-tune",
+    "train --resume": "resume",
+    "merge": "fuse merge-lora",
+    "generate": "inference infer",
+    "export": "convert quantize",
+    "serve": "server api webui vllm-serve",
+    "eval": "evaluate lm-eval",
+    "model pull": "download",
+    "data check": "preprocess",
+}
+"""Command of vox -> its names in peers."""
 KEYS = ("code", "what", "where", "found", "expected", "remedy")
 
 
@@ -117,12 +129,10 @@ def _as_vox_error(error: Exception) -> VoxError:
 
 def usage_error(error: click.UsageError) -> ConfigError:
     """Convert a usage error of click's to a `ConfigError`."""
-    from vox_core.text import did_you_mean
-
     path = error.ctx.command_path if error.ctx else "vox"
     hint = ""
     if isinstance(error, UnknownCommand):
-        what, hint = error.message, did_you_mean(error.name, error.known)
+        what, hint = error.message, _command_meant(error)
     elif isinstance(error, click.NoSuchOption):
         what, hint = f"unknown option {error.option_name}", _option_meant(error)
     else:
@@ -130,6 +140,17 @@ def usage_error(error: click.UsageError) -> ConfigError:
         what = what[:1].lower() + what[1:]
     remedy = f"{hint} see `{path} --help`".lstrip()
     return ConfigError("C006", what, where=path, remedy=remedy)
+
+
+def _command_meant(error: UnknownCommand) -> str:
+    from vox_core.text import did_you_mean
+
+    spelt, meant = error.name.replace("_", "-"), list[str]()
+    if error.ctx and isinstance(group := error.ctx.command, LazyGroup):
+        meant += group.below(error.ctx, spelt)
+        if not (meant or group.path):
+            meant += (own for own, theirs in PEERS_COMMANDS.items() if spelt in theirs.split())
+    return f"did you mean {' or '.join(meant)}?" if meant else did_you_mean(error.name, error.known)
 
 
 def _option_meant(error: click.NoSuchOption) -> str:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 import click
 from click.core import augment_usage_errors
+
+from vox_core.errors import VoxError
 
 
 class Lazy(NamedTuple):
@@ -129,6 +132,15 @@ class LazyGroup(Group):
                 elif below and below[0] not in entries:
                     entries[below[0]] = [Lazy("", command.help)]
         return {name: tuple(found) for name, found in entries.items() if name not in self.table}
+
+    def below(self, ctx: click.Context, name: str) -> Iterator[str]:
+        """Yield the commands of that name in the groups of this one, such as `plugin install`;
+        imports all of them."""
+        for word in self.list_commands(ctx):
+            with suppress(VoxError):  # a plugin that cannot be used has none
+                group = self.get_command(ctx, word)
+                if isinstance(group, click.Group) and name in group.list_commands(ctx):
+                    yield f"{word} {name}"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the core's commands in the order of the table, then those of plugins."""
