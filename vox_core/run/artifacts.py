@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _OPTIMIZERS: dict[Optimizer, str] = {"adamw": "AdamW", "adamw-8bit": "AdamW with moments in 8 bits"}
 PROBED = "result"
-"""Name of the written adapter in a model that has not trained it."""
+"""Name of the written adapter in a trainer, if it is not that of the last step."""
 _OF_THE_CORE = ("vox-ml", "numpy", "transformers", "tokenizers")
 
 
@@ -157,12 +157,12 @@ def report_of(session: Session, result: Trained, adapter_step: int | None = None
 
 
 def _write_probe(session: Session, result: Trained, state: TrainState) -> None:
-    plan, model = session.plan, result.model()
-    live = result.learner if state is result.state else None
-    if live is None:  # the best step's, or read from a checkpoint
-        model.add_adapter(PROBED, state.adapter)
+    plan, name = session.plan, result.learner
+    if state is not result.state:  # the best step's, read from a checkpoint
+        name = PROBED
+        result.trainer.add_adapter(PROBED, state.adapter)
     rows = (document.tokens_T.tolist() for document in plan.data.valid or plan.data.train)
-    if probe := take_probe(model, live or PROBED, state.adapter, rows, plan.execution):
+    if probe := take_probe(result.trainer, name, state.adapter, rows, plan.execution):
         files.write_json(plan.run.path / PROBE, probe.model_dump(mode="json"))
 
 

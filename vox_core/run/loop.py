@@ -66,14 +66,14 @@ class Trained:
 
     Args:
         stopped: more steps were planned.
-        model: returns a model with the base, which is open as long as the context.
-        learner: the name of the state's adapter in it; None: it has no adapter.
+        trainer: open as long as the context.
+        learner: the name of the state's adapter in it.
     """
 
     state: TrainState
     stopped: bool
-    model: Callable[[], Model]
-    learner: str | None
+    trainer: Trainer
+    learner: str
 
 
 @contextlib.contextmanager
@@ -102,22 +102,13 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
 
     dtype, updates = plan.execution.dtype, plan.settings.updates
     check = partial(take_old_log_probs, dtype=dtype, updates=updates)
-    with contextlib.ExitStack() as stack:
-        context = Context(session.emit, session.world)
-        ended = session.progress.exhausted or start.step == contract.total_steps
-        if ended and not _is_unvalidated(session, start.step) and inputs.evaluator is None:
-            # Killed after its last step and before all was written.
-
-            def load() -> Model:
-                return stack.enter_context(_loaded(plan, context, inputs.model.path, inputs.quant))
-
-            yield Trained(start, stopped=False, model=load, learner=None)
-            return
-        first = next(steps_of(plan, min(start.step + 1, contract.total_steps)))
-        document = probe_document(first.batches)
-        session.emit(Notice("loading the model …"))
-        job = TrainJob(plan.execution, inputs.model.path, document, plan.settings.shard)
-        trainer = stack.enter_context(contextlib.closing(inputs.backend.train(job, context)))
+    context = Context(session.emit, session.world)
+    # A run that was killed after its last step has none left, and is only written.
+    first = next(steps_of(plan, min(start.step + 1, contract.total_steps)))
+    document = probe_document(first.batches)
+    session.emit(Notice("loading the model …"))
+    job = TrainJob(plan.execution, inputs.model.path, document, plan.settings.shard)
+    with contextlib.closing(inputs.backend.train(job, context)) as trainer:
         if len(first.batches) < session.world.size and not plan.settings.reward:
             tokens = sum(batch.tokens_T.size for batch in first.batches)
             text = f"step {first.number} has micro-batches for {len(first.batches)} of "
@@ -143,12 +134,8 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
                     with contextlib.suppress(WorkError):  # the first error is the one to report
                         writer.submit(learner.state())
                 raise
-        yield Trained(
-            learner.state(),
-            stopped and learner.step < contract.total_steps,
-            model=lambda: trainer,
-            learner=NAME,
-        )
+        unfinished = stopped and learner.step < contract.total_steps
+        yield Trained(learner.state(), unfinished, trainer, NAME)
 
 
 def _follow(
