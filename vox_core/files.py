@@ -167,28 +167,31 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
     Args:
         replace: a folder may be there, and is replaced. After a crash between two renames there is
-            none; it is never there in part.
+            none; it is never there in part. Its parent exists.
 
     Raises:
-        OutputError: `path` exists, or its parent cannot be written.
-        StorageError: an I/O error while filling it.
+        OutputError: `path` exists, or its parent cannot be written; not with `replace`.
+        StorageError: any other I/O error.
     """
+    temporary, before = temporary_beside(path), temporary_beside(path)
     if not replace:
         require_absent(path)
         remove_abandoned(path)
-    temporary, before = temporary_beside(path), temporary_beside(path)
-    make_folder(temporary)
+        make_folder(temporary)
     try:
-        with storage_errors(path), _locked(temporary):
-            yield temporary
-            for folder, _, names in os.walk(temporary):
-                for name in names:
-                    with Path(folder, name).open("rb") as file:
-                        calls.fsync(file.fileno())
-                sync_folder(Path(folder))
-            if replace and path.exists():
-                calls.rename(path, before)
-            _put_in_place(temporary, path)
+        with storage_errors(path):
+            if replace:
+                calls.mkdir(temporary)
+            with _locked(temporary):
+                yield temporary
+                for folder, _, names in os.walk(temporary):
+                    for name in names:
+                        with Path(folder, name).open("rb") as file:
+                            calls.fsync(file.fileno())
+                    sync_folder(Path(folder))
+                if replace and path.exists():
+                    calls.rename(path, before)
+                _put_in_place(temporary, path)
     except BaseException:
         if before.exists():
             with suppress(OSError):
@@ -211,19 +214,6 @@ def folder_beside(path: Path) -> Iterator[Path]:
                 yield temporary
         finally:
             remove(temporary)
-
-
-@contextmanager
-def atomic_flat_folder(path: Path) -> Iterator[Path]:
-    """Like `atomic_folder`, for files made with `new_file` only, which are already flushed.
-
-    Raises:
-        StorageError: any I/O error, including those of the first and last call.
-    """
-    with folder_beside(path) as temporary:
-        yield temporary
-        sync_folder(temporary)
-        _put_in_place(temporary, path)
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:

@@ -354,8 +354,7 @@ def save(parent: Path, state: TrainState, origin: Origin) -> Path:
             return folder
     if folder.exists() and not good:
         _set_aside(folder)
-    new = files.atomic_folder(folder, replace=True) if good else files.atomic_flat_folder(folder)
-    with new as temporary:
+    with files.atomic_folder(folder, replace=True) as temporary:
         _fill(temporary, state, origin)
     if why := fault(folder):
         _set_aside(folder)
