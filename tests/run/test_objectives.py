@@ -22,7 +22,7 @@ from vox_core.contract import (
     Validation,
     Weighed,
 )
-from vox_core.data.batching import cut_groups
+from vox_core.data.batching import cut_groups, to_batch
 from vox_core.data.encode import Document
 from vox_core.errors import (
     BackendError,
@@ -382,11 +382,11 @@ def test_a_reward_that_fails_is_named_with_its_row(learning, tmp_path, data, bod
 
 
 def test_rollouts_are_laid_out_behind_their_prompts():
-    answers = [
-        rollouts.Rollout(0, [7, 8, 9, 1, 2], np.zeros(2, "f4"), ""),
-        rollouts.Rollout(1, [5, 6, 3], np.zeros(1, "f4"), ""),
+    prompts = [
+        Document(np.array(t, "i4"), np.ones(len(t), "f4"), Path(), 1, 0)
+        for t in ([7, 8, 9], [5, 6])
     ]
-    batch = rollouts.batch_of(answers)
+    batch = to_batch([*map(rollouts.behind, prompts, ([1, 2], [3]))])
     assert batch.tokens_T.tolist() == [7, 8, 9, 1, 2, 5, 6, 3]
     assert batch.targets_T.tolist() == [8, 9, 1, 2, 0, 6, 3, 0]
     assert batch.weights_T.tolist() == [0, 0, 1, 1, 0, 0, 1, 0]

@@ -32,7 +32,8 @@ import numpy as np
 
 from vox_core import files
 from vox_core.contract import Batch, Doubles, DType, Floats, Place, Step, Trainer, Validation, World
-from vox_core.data.batching import StepBatches, documents_of_step, grouped
+from vox_core.data.batching import StepBatches, documents_of_step, grouped, to_batch
+from vox_core.data.encode import Document
 from vox_core.data.formats import place_of
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import TrainingError, command
@@ -66,14 +67,19 @@ class Rollout:
 
     Args:
         prompt: index of its document.
-        tokens: of prompt and answer.
+        document: the answer behind its prompt.
         log_probs_K: float32, of the answer's tokens, as sampled.
     """
 
     prompt: int
-    tokens: Sequence[int]
+    document: Document
     log_probs_K: Floats
     text: str
+
+    @property
+    def place(self) -> tuple[Path, int]:
+        """File and line of the prompt."""
+        return self.document.source, self.document.line
 
 
 class Rollouts:
@@ -114,8 +120,8 @@ class Rollouts:
         answers = self._sample(
             data, chosen.tolist(), turn + 1, made.rollouts, made.rollout_temperature
         )
-        judged = self._judged(data, answers)
-        self._record(number, data, answers, judged)
+        judged = self._judged(answers)
+        self._record(number, answers, judged)
         self._sampled = self._placed(answers, judged[0])
         return self._sampled
 
@@ -127,12 +133,12 @@ class Rollouts:
         assert valid is not None
         answers = self._sample(valid, range(len(valid)), 0, 1, 0.0)
         if self._rewards or self._reference is None:
-            rewards_N, _ = self._judged(valid, answers)
+            rewards_N, _ = self._judged(answers)
             mean = float(np.mean(rewards_N))
             return Validation(learner.step, -mean, mean, margin(rewards_N))
         apart = total = 0.0
         for answer in answers:
-            batch = batch_of([answer])
+            batch = to_batch([answer.document])
             scores_K = self._reference(batch)[batch.weights_T != 0]
             apart += float((answer.log_probs_K - scores_K).sum(dtype=np.float64))
             total += len(scores_K)
@@ -149,35 +155,36 @@ class Rollouts:
             start = (turn * len(documents) + place) * count
             sampled = (replace(first, row=row) for row in range(start, start + count))
             prompts += [Prompt(prompt, each, self._ends.__contains__, NAME) for each in sampled]
-        tokens, scores = [[*each.tokens] for each in prompts], [list[float]() for _ in prompts]
+        tokens, scores = [list[int]() for _ in prompts], [list[float]() for _ in prompts]
         for token in self._generator.generate(prompts, log_probs=True):
             tokens[token.row].append(token.id)
             scores[token.row].append(token.log_prob or 0.0)
         decode = partial(self._tokenizer.decode, skip_special_tokens=True)
+        asked = [document for document in documents for _ in range(count)]
         return [
             Rollout(
-                documents[row // count],
-                tokens[row],
-                np.array(scores[row], np.float32),
-                str(decode(tokens[row][len(prompt.tokens) :])),
+                document,
+                behind(data[document], answer),
+                np.array(log_probs, np.float32),
+                str(decode(answer)),
             )
-            for row, prompt in enumerate(prompts)
+            for document, answer, log_probs in zip(asked, tokens, scores, strict=True)
         ]
 
-    def _judged(self, data: Dataset, answers: Sequence[Rollout]) -> tuple[Doubles, Doubles]:
+    def _judged(self, answers: Sequence[Rollout]) -> tuple[Doubles, Doubles]:
         """Judge the answers, those to a prompt in one process: a reward need not be a function of
         its answers.
 
         Returns:
             (N,) float64, the weighted sums, and (N, R) float64, NaN where a reward says nothing.
         """
-        tokens = [[*map(int, answer.tokens)] for answer in answers]
+        tokens = [answer.document.tokens_T.tolist() for answer in answers]
         require_same(self._trainer, self._world, lambda: {"sampled answers": json.dumps(tokens)})
         rewards_NR = np.zeros((len(answers), len(self._rewards)))
         prompts = [*dict.fromkeys(answer.prompt for answer in answers)]
         own = {*prompts[self._world.rank :: self._world.size]}
         mine = [n for n, answer in enumerate(answers) if answer.prompt in own]
-        asked = [(_place(data, answers[n].prompt), answers[n].text) for n in mine]
+        asked = [(answers[n].place, answers[n].text) for n in mine]
         for column, name in enumerate(self._rewards if mine else ()):
             rewards_NR[mine, column] = self._judge(name, asked)
         for number, (place, text) in zip(mine, asked, strict=True):
@@ -219,9 +226,9 @@ class Rollouts:
         made, count = self._plan.execution, self._plan.settings.rollouts
         places: list[Place] = [None] * len(answers)  # type: ignore[list-item]
         batches = []
-        lengths = [len(answer.tokens) for answer in answers]
+        lengths = [len(answer.document) for answer in answers]
         for number, pack in enumerate(grouped(lengths, made.micro_batch_tokens, made.packing)):
-            batch = batch_of([answers[index] for index in pack])
+            batch = to_batch([answers[index].document for index in pack])
             batches.append(batch)
             scores_T = self._reference(batch) if self._reference else None
             for index, extent in zip(pack, batch.documents(), strict=True):
@@ -238,7 +245,7 @@ class Rollouts:
         return tuple(batches), total_weight(batches), tuple(groups)
 
     def _record(
-        self, step: int, data: Dataset, answers: Sequence[Rollout], rewards: tuple[Doubles, Doubles]
+        self, step: int, answers: Sequence[Rollout], rewards: tuple[Doubles, Doubles]
     ) -> None:
         rewards_N, rewards_NR = rewards
         if self._rewards:
@@ -249,14 +256,14 @@ class Rollouts:
             self.metrics = {name: float(mean) for name, mean in means.items()}
         lines = []
         for index, answer in enumerate(answers):
-            path, line = _place(data, answer.prompt)
+            path, line = answer.place
             values = {"step": step, "file": str(path.absolute()), "line": line}
-            count = len(answer.log_probs_K)
-            values |= {"prompt": self._tokenizer.decode([*answer.tokens[:-count]])}
+            tokens, count = answer.document.tokens_T.tolist(), len(answer.log_probs_K)
+            values |= {"prompt": self._tokenizer.decode(tokens[:-count])}
             judged = zip(self._rewards, rewards_NR[index].tolist(), strict=True)
             told = {name: None if math.isnan(each) else each for name, each in judged}
             values |= {"answer": answer.text, "reward": rewards_N[index], "rewards": told}
-            lines.append({**values, "tokens": count, "ended": answer.tokens[-1] in self._ends})
+            lines.append({**values, "tokens": count, "ended": tokens[-1] in self._ends})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         if self._world.leads:
             files.append(self._plan.run.path / ROLLOUTS, text.encode())
@@ -278,21 +285,11 @@ def margin(rewards_N: Doubles) -> float | None:
     return float(1.96 * np.std(rewards_N, ddof=1) / math.sqrt(len(rewards_N)))
 
 
-def batch_of(answers: Sequence[Rollout]) -> Batch:
-    """Lay answers end to end behind their prompts; the answers' tokens are trained."""
-    tokens, targets, weights, starts = list[int](), list[int](), list[float](), [0]
-    for answer in answers:
-        prompt = len(answer.tokens) - len(answer.log_probs_K)
-        tokens += answer.tokens
-        targets += [*answer.tokens[1:], 0]
-        weights += [0.0] * (prompt - 1) + [1.0] * len(answer.log_probs_K) + [0.0]
-        starts.append(len(tokens))
-    return Batch(
-        np.array(tokens, np.int64),
-        np.array(targets, np.int64),
-        np.array(weights, np.float32),
-        np.array(starts[:-1], np.int64),
-    )
+def behind(prompt: Document, answer: Sequence[int]) -> Document:
+    """Lay the tokens of an answer behind its prompt; they are trained."""
+    tokens_T = np.concatenate([prompt.tokens_T, np.array(answer, np.int32)])
+    weights_T = np.repeat(np.array([0, 1], np.float32), [len(prompt), len(answer)])
+    return replace(prompt, tokens_T=tokens_T, weights_T=weights_T)
 
 
 def take_old_log_probs(step: Step, log_probs: Sequence[Floats], dtype: DType, updates: int) -> None:
@@ -324,7 +321,3 @@ def take_old_log_probs(step: Step, log_probs: Sequence[Floats], dtype: DType, up
             expected=f"at most {APART[dtype]:g} in {dtype}",
             remedy="report it to the backend's authors; the run can be resumed on another backend",
         )
-
-
-def _place(data: Dataset, document: int) -> tuple[Path, int]:
-    return data.files[int(data.files_D[document])], int(data.lines_D[document])
