@@ -119,14 +119,6 @@ def model_files(
     }
 
 
-def sources_to_json(sources: Sources) -> dict[str, list[dict[str, str]]]:
-    """As `plan.json` keeps them."""
-    return {
-        what: [{"path": str(file.path), "sha256": file.sha256} for file in some]
-        for what, some in sources.items()
-    }
-
-
 def other_files(
     recorded: Mapping[str, Any], sources: Sources, what: str, since: str = "the run began"
 ) -> list[str]:

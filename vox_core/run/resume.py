@@ -53,7 +53,7 @@ from vox_core.run.folder import (
     step_of,
 )
 from vox_core.run.progress import Progress
-from vox_core.run.reference import Sources, other_files, sources_to_json
+from vox_core.run.reference import Sources, other_files
 
 if TYPE_CHECKING:
     from vox_core.run.run_plan import RunPlan
@@ -260,7 +260,10 @@ def metadata(plan: RunPlan, *, whole: bool = False) -> dict[str, Any]:
     return {
         **plan.execution.to_json(),
         "settings": recorded(plan.settings, whole=whole),
-        "sources": sources_to_json(plan.sources),
+        "sources": {
+            what: [{"path": str(file.path), "sha256": file.sha256} for file in some]
+            for what, some in plan.sources.items()
+        },
     }
 
 
@@ -272,27 +275,25 @@ def recorded(settings: TrainSettings, *, whole: bool = False) -> dict[str, Any]:
 
 def in_force(settings: TrainSettings) -> dict[str, Any]:
     """Every setting as JSON; paths are absolute."""
-    told = settings.model_dump(mode="json", by_alias=False)
-    for name in type(settings).model_fields:
-        told[name] = _absolute(getattr(settings, name), told[name])
-    named = {name: Path(told[name]) for name in ("model", "teacher") if told[name]}
-    told |= {name: str(path.resolve()) for name, path in named.items() if path.exists()}
+    values = {name: _absolute(value) for name, value in settings}
+    named = {name: Path(values[name]) for name in ("model", "teacher") if values[name]}
+    values |= {name: str(path.resolve()) for name, path in named.items() if path.exists()}
     rewards = map(RewardSource.of, settings.reward)
-    told["reward"] = [str(r._replace(file=r.file.resolve()) if r.file else r) for r in rewards]
-    told["eval_suite"] = [  # an installed suite has a name, and no path
-        str(suite.resolve() if suite.is_file() else suite) for suite in settings.eval_suite
-    ]
-    return told
+    values["reward"] = tuple(
+        str(each._replace(file=each.file.resolve()) if each.file else each) for each in rewards
+    )
+    values["eval_suite"] = tuple(  # an installed suite has a name, and no path
+        suite.resolve() if suite.is_file() else suite for suite in settings.eval_suite
+    )
+    return settings.model_copy(update=values).model_dump(mode="json", by_alias=False)
 
 
-def _absolute(value: object, told: Any) -> Any:
+def _absolute(value: Any) -> Any:
     if isinstance(value, Path):  # a data set of the hub lies in no folder
-        return str(value if is_remote(value) else value.resolve())
+        return value if is_remote(value) else value.resolve()
     if isinstance(value, DataSource):
-        return {**told, "path": _absolute(value.path, None)}
-    if isinstance(value, tuple):
-        return [_absolute(*pair) for pair in zip(value, told, strict=True)]
-    return told
+        return value.model_copy(update={"path": _absolute(value.path)})
+    return tuple(map(_absolute, value)) if isinstance(value, tuple) else value
 
 
 def _require_no_checkpoint(path: Path) -> None:
