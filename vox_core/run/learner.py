@@ -39,6 +39,7 @@ from vox_core.contract import (
 from vox_core.data.batching import share_of
 from vox_core.errors import PlanError, TrainingError, WorkError
 from vox_core.run.artifacts import versions
+from vox_core.run.reference import adapter_digest
 from vox_core.run.weighing import StepWeights, by_batch, mean_metrics, totals_of, weigh, weighted
 
 if TYPE_CHECKING:
@@ -235,9 +236,7 @@ class Learner:
 
 def facts_of(plan: RunPlan, start: TrainState) -> dict[str, str]:
     """Return what all ranks of a run have to have in common, by name."""
-    made, sha256 = plan.execution, hashlib.sha256(f"{start.step} {start.skipped}".encode())
-    for name, value in sorted(start.adapter.tensors().items()):
-        sha256.update(name.encode() + value.tobytes())
+    made = plan.execution
     settings = {key: value for key, value in made.to_json().items() if key != "device"}
     settings["shard"] = plan.settings.shard
     return {
@@ -245,7 +244,9 @@ def facts_of(plan: RunPlan, start: TrainState) -> dict[str, str]:
         "data": f"{made.contract.data.digest} {made.contract.data.valid_digest}",
         "model": f"{made.contract.model.weights_digest} {made.contract.model.tokenizer_digest}",
         "settings": json.dumps(settings, sort_keys=True),
-        "step and weights at the start": sha256.hexdigest(),
+        "step and weights at the start": adapter_digest(
+            f"{start.step} {start.skipped}", start.adapter
+        ),
     }
 
 

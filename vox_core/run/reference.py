@@ -205,8 +205,9 @@ class ModelReference:
 
 def adapter_digest(base: str, adapter: AdapterState) -> str:
     """Return the SHA-256 of a digest and everything of an adapter that decides results, in hex."""
-    sha256 = hashlib.sha256(base.encode())
-    for name, value in sorted(adapter.tensors().items()):
+    sha256, tensors = hashlib.sha256(base.encode()), adapter.tensors()
+    for name in sorted(tensors):
+        value = tensors[name]
         sha256.update(f"{name} {value.shape}".encode())
         sha256.update(value.tobytes())
     for path in sorted(adapter.modules):
@@ -234,26 +235,15 @@ def resolve_reference(
         AdapterError: A001 to A003.
         ModelError: the base cannot be found or used; M009, of a promoted model.
     """
-    if name := promoted(reference):
-        source = resolve_reference(
-            name["reference"],
-            base=base,
-            adapter=adapter,
-            revision=revision,
-            template=template,
-            progress=progress,
-        )
-        if base is None and adapter is None and (digest := source.digest()) != name["digest"]:
-            there = f"base and adapter with the SHA-256 {digest[:12]}…"
-            raise _unusable(reference, there, f"{name['digest'][:12]}…")
-        return source
-    named = _adapter_folder(adapter_path(reference, progress))
+    current = promoted(reference)
+    place = current["reference"] if current else reference
+    named = _adapter_folder(adapter_path(place, progress))
     chosen = named
     if adapter is not None:
         chosen = None if adapter == NO_ADAPTER else adapter_path(adapter, progress)
     template = template or _template(chosen or named)
     find = partial(resolve_model, template=template, progress=progress)
-    model = _base_model(named, base, revision, find) if named else find(reference)
+    model = _base_model(named, base, revision, find) if named else find(place)
     weights = open_weights(model.path)
     source = ModelReference(
         base=model,
@@ -263,12 +253,15 @@ def resolve_reference(
         adapter=None,
         manifest=_manifest(told) if (told := chosen or named) else {},
     )
-    if not chosen:
-        return source
-    adapted = read_adapter_folder(chosen, source.mlx_base)
-    _require_belonging(replace(source, adapter=adapted), chosen)
-    saved = {name: value for name, value in adapted.saved.items() if BASE not in name}
-    return replace(source, adapter=replace(adapted, saved=saved), folder=chosen)
+    if chosen:
+        adapted = read_adapter_folder(chosen, source.mlx_base)
+        _require_belonging(replace(source, adapter=adapted), chosen)
+        saved = {name: value for name, value in adapted.saved.items() if BASE not in name}
+        source = replace(source, adapter=replace(adapted, saved=saved), folder=chosen)
+    if current and not (base or adapter) and (digest := source.digest()) != current["digest"]:
+        there = f"base and adapter with the SHA-256 {digest[:12]}…"
+        raise _unusable(reference, there, f"{current['digest'][:12]}…")
+    return source
 
 
 def adapter_path(reference: str, progress: models.Progress | None = None) -> Path:
