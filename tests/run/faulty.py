@@ -1,6 +1,7 @@
 """Disks that fail, and processes that die, for the tests of checkpoints. No torch here.
 
 made_up        a state, and the one after it: a run without a model
+saving         when to save, and how many checkpoints to keep
 Counted        knows which call is the how-manieth
 Failing        the K-th call fails, or every one from there on
 Killing        the process is killed at the K-th call, or half-way through a write
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from vox_core.config import TrainSettings, validate
 from vox_core.contract import AdapterState, LowRank, TrainState
 from vox_core.files import Calls
 
@@ -40,6 +42,11 @@ def made_up(step: int, wide: int = 16) -> TrainState:
         for name, value in adapter.tensors().items()
     }
     return TrainState(step, adapter, moments)
+
+
+def saving(**given: object) -> TrainSettings:
+    """Settings of a run; without any the only checkpoint is that of its end."""
+    return validate(TrainSettings, {"save_every": 0, **given})
 
 
 def same(one: TrainState, other: TrainState) -> bool:

@@ -19,15 +19,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.run.faulty import RUN, Counted, Killing, leftovers, made_up, same
+from tests.run.faulty import RUN, Counted, Killing, leftovers, made_up, same, saving
 from vox_core import files
 from vox_core.contract import CheckpointWritten
 from vox_core.errors import PlanError
 from vox_core.run import checkpoint
-from vox_core.run.checkpoint import CheckpointWriter, Origin, Retention
+from vox_core.run.checkpoint import CheckpointWriter, Origin
 
 LAST = 3
-KEEP = Retention(last=2)
 
 
 def start(parent: Path, announce: int) -> None:
@@ -44,7 +43,7 @@ def start(parent: Path, announce: int) -> None:
         assert isinstance(event, CheckpointWritten), event
         os.write(announce, f"{event.step}\n".encode())
 
-    writer = CheckpointWriter(parent, emit, origin=Origin(**RUN), retention=KEEP)
+    writer = CheckpointWriter(parent, emit, saving(), origin=Origin(**RUN))
     for step in range(first, LAST):
         writer.submit(made_up(step))
         writer.poll()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.faulty import RUN, Calls, Counted, Failing, leftovers, made_up, same
+from tests.run.faulty import RUN, Calls, Counted, Failing, leftovers, made_up, same, saving
 from vox_core import files
 from vox_core.contract import CheckpointWritten, Notice
 from vox_core.errors import StorageError
 from vox_core.run import checkpoint
-from vox_core.run.checkpoint import CheckpointWriter, Origin, Retention
+from vox_core.run.checkpoint import CheckpointWriter, Origin
 
 FAULTS = {
     "full": errno.ENOSPC,
@@ -28,7 +28,7 @@ CODES = {errno.ENOSPC: "VOX-S001", errno.EDQUOT: "VOX-S001"}
 
 
 def writer_of(parent: Path, events: list[object]) -> CheckpointWriter:
-    return CheckpointWriter(parent, events.append, origin=Origin(**RUN), retention=Retention(2))
+    return CheckpointWriter(parent, events.append, saving(), origin=Origin(**RUN))
 
 
 def begun(parent: Path) -> None:

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import vox_core
 from tests.parity import reference_loop
+from tests.run.faulty import saving
 from tests.run.interrupted import curve, cut_after, killed, resumed, stop_after
 from vox_core import files
 from vox_core.config import MergeSettings, SamplingSettings, TrainSettings, validate
@@ -304,7 +305,7 @@ def test_a_whole_models_state_is_written_as_it_is_before_the_next_step(
     assert isinstance(state.moments[name][0].base, np.memmap)
     monkeypatch.delattr(TrainState, "copy")
     (tmp_path / "again").mkdir()
-    writer = CheckpointWriter(tmp_path / "again" / "checkpoints", lambda _: None)
+    writer = CheckpointWriter(tmp_path / "again" / "checkpoints", lambda _: None, saving())
     writer.submit(state)
     assert checkpoint.fault(tmp_path / "again" / "checkpoints" / "step-2") is None
     writer.close()

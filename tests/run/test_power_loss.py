@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.faulty import RUN, leftovers, made_up, same
+from tests.run.faulty import RUN, leftovers, made_up, same, saving
 from tests.run.power import Recorded, Tree, lay, removed
 from vox_core import files
 from vox_core.contract import CheckpointWritten
 from vox_core.errors import PlanError
 from vox_core.run import checkpoint
-from vox_core.run.checkpoint import CheckpointWriter, Origin, Retention
+from vox_core.run.checkpoint import CheckpointWriter, Origin
 
 
 def run(root: Path, model: Recorded, kept: int) -> None:
@@ -24,8 +24,7 @@ def run(root: Path, model: Recorded, kept: int) -> None:
         model.announced = event.step
         model.cut()
 
-    retention = Retention(last=kept)
-    writer = CheckpointWriter(root / "run", emit, origin=Origin(**RUN), retention=retention)
+    writer = CheckpointWriter(root / "run", emit, saving(keep=kept), origin=Origin(**RUN))
     for step in range(1, kept + 2):
         writer.submit(made_up(step))
         writer.settle()
@@ -112,7 +111,7 @@ def test_the_model_catches_pruning_before_the_newer_one_is_there(tmp_path, monke
 
     def eager(parent, state, origin):
         if parent.exists():
-            checkpoint.prune(parent, Retention(last=0))
+            checkpoint.prune(parent, keep=0)
         return save(parent, state, origin)
 
     monkeypatch.setattr(checkpoint, "save", eager)

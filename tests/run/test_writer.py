@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.run.faulty import RUN, Calls, Failing, leftovers, made_up, same
+from tests.run.faulty import RUN, Calls, Failing, leftovers, made_up, same, saving
 from tests.run.lines import read
 from vox_core import files
 from vox_core.config import TrainSettings, validate
@@ -22,7 +22,7 @@ from vox_core.contract import CheckpointWritten, Notice, StepDone, Validation
 from vox_core.data.batching import epochs_after
 from vox_core.errors import StorageError
 from vox_core.run import checkpoint, telemetry
-from vox_core.run.checkpoint import CheckpointWriter, Due, Origin, Retention
+from vox_core.run.checkpoint import CheckpointWriter, Origin
 from vox_core.run.progress import Progress
 from vox_core.run.train import train
 
@@ -55,7 +55,7 @@ class Slow(Calls):
 def test_training_goes_on_while_a_checkpoint_is_written(parent, monkeypatch):
     slow, events = Slow(), []
     monkeypatch.setattr(files, "calls", slow)
-    writer = CheckpointWriter(parent, events.append, origin=Origin(**RUN))
+    writer = CheckpointWriter(parent, events.append, saving(), origin=Origin(**RUN))
     state = made_up(1)
     writer.submit(state)
     assert slow.asked.wait(30)
@@ -74,7 +74,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(parent, monkeypatch):
 def test_there_is_one_checkpoint_under_way_and_the_next_one_waits(parent, monkeypatch):
     slow, events = Slow(), []
     monkeypatch.setattr(files, "calls", slow)
-    writer = CheckpointWriter(parent, events.append, origin=Origin(**RUN))
+    writer = CheckpointWriter(parent, events.append, saving(), origin=Origin(**RUN))
     writer.submit(made_up(1))
     assert slow.asked.wait(30)
     threading.Timer(0.3, slow.let.set).start()
@@ -95,7 +95,7 @@ def test_it_is_announced_by_the_thread_that_trains_once_it_is_there(parent):
         threads.append(threading.current_thread())
         there.append(checkpoint.fault(Path(event.path)))
 
-    writer = CheckpointWriter(parent, emit, origin=Origin(**RUN))
+    writer = CheckpointWriter(parent, emit, saving(), origin=Origin(**RUN))
     writer.submit(made_up(1))
     writer.finish(made_up(2))
     assert threads == [threading.main_thread()] * 2
@@ -107,7 +107,7 @@ def test_what_is_no_fault_of_the_disk_surfaces_at_the_next_step(parent, monkeypa
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(checkpoint, "save", broken)
-    writer = CheckpointWriter(parent, lambda _event: None)
+    writer = CheckpointWriter(parent, lambda _event: None, saving())
     writer.submit(made_up(1))
     wait([writer._under_way.work])
     with pytest.raises(RuntimeError, match="a bug"):
@@ -117,31 +117,31 @@ def test_what_is_no_fault_of_the_disk_surfaces_at_the_next_step(parent, monkeypa
 
 def test_the_last_one_is_not_written_or_announced_twice(parent):
     events: list[object] = []
-    writer = CheckpointWriter(parent, events.append, origin=Origin(**RUN))
+    writer = CheckpointWriter(parent, events.append, saving(), origin=Origin(**RUN))
     writer.submit(made_up(1))
     writer.finish(made_up(1))
     assert [event.step for event in events] == [1]
 
 
 @pytest.mark.parametrize(
-    ("retention", "best", "kept"),
+    ("given", "best", "kept"),
     [
-        (Retention(), None, [9, 8]),
-        (Retention(last=1), None, [9]),
-        (Retention(last=3), None, [9, 8, 7]),
-        (Retention(last=1, every=4), None, [9, 8, 4]),
-        (Retention(last=2), 3, [9, 8, 3]),
-        (Retention(last=2), 9, [9, 8]),
-        (Retention(last=100), None, [9, 8, 7, 6, 5, 4, 3, 2, 1]),
+        ({}, None, [9, 8]),
+        ({"keep": 1}, None, [9]),
+        ({"keep": 3}, None, [9, 8, 7]),
+        ({"keep": 1, "keep_every": 4}, None, [9, 8, 4]),
+        ({"keep": 2}, 3, [9, 8, 3]),
+        ({"keep": 2}, 9, [9, 8]),
+        ({"keep": 100}, None, [9, 8, 7, 6, 5, 4, 3, 2, 1]),
     ],
 )
-def test_which_are_kept(retention, best, kept, parent):
+def test_which_are_kept(given, best, kept, parent):
     progress = Progress()
     writer = CheckpointWriter(
         parent,
         lambda _event: None,
+        saving(**given),
         origin=Origin(**RUN),
-        retention=retention,
         progress=progress,
     )
     for step in range(1, 10):
@@ -157,12 +157,11 @@ def test_which_are_kept(retention, best, kept, parent):
 
 def test_the_best_there_is_stays_where_a_better_one_could_not_be_written(parent, monkeypatch):
     progress = Progress(validations=[(1, 2.0)])
-    retention, origin = Retention(last=1), Origin(**RUN)
     writer = CheckpointWriter(
         parent,
         lambda _event: None,
-        origin=origin,
-        retention=retention,
+        saving(keep=1),
+        origin=Origin(**RUN),
         progress=progress,
     )
     monkeypatch.setattr(files, "calls", filling(3))
@@ -175,7 +174,7 @@ def test_the_best_there_is_stays_where_a_better_one_could_not_be_written(parent,
 
 
 def test_nothing_is_pruned_before_the_newer_one_verified(parent, monkeypatch):
-    CheckpointWriter(parent, lambda _event: None, origin=Origin(**RUN)).finish(made_up(1))
+    CheckpointWriter(parent, lambda _event: None, saving(), origin=Origin(**RUN)).finish(made_up(1))
     seen = []
     fault, prune = checkpoint.fault, checkpoint.prune
 
@@ -184,30 +183,33 @@ def test_nothing_is_pruned_before_the_newer_one_verified(parent, monkeypatch):
         prune(*given)
 
     monkeypatch.setattr(checkpoint, "prune", pruning)
-    retention = Retention(last=1)
-    CheckpointWriter(parent, lambda _event: None, origin=Origin(**RUN), retention=retention).finish(
-        made_up(2)
-    )
+    writer = CheckpointWriter(parent, lambda _event: None, saving(keep=1), origin=Origin(**RUN))
+    writer.finish(made_up(2))
     assert seen == [([2, 1], None)]
     assert steps_of(parent) == [2]
 
 
-def test_when_one_is_due():
-    def steps(due: Due) -> list[int]:
-        return [step for step in range(1, 13) if due.at(step, 10.0 * step)]
+def test_when_one_is_due(parent):
+    def steps(**given: object) -> list[int]:
+        # 10 rows, 4 a step: epochs end within the steps 3, 5, 8 and 10.
+        writer = CheckpointWriter(
+            parent,
+            lambda _event: None,
+            saving(**given),
+            epoch_of=lambda step: epochs_after(10, 4, step),
+        )
+        return [step for step in range(1, 13) if writer.due(step)]
 
-    assert steps(Due()) == []
-    assert steps(Due(steps=5)) == [5, 10]
-    assert steps(Due(minutes=1.5)) == [9, 10, 11, 12]
-    # 10 rows, 4 a step: epochs end within the steps 3, 5, 8 and 10.
-    ends = Due(epochs=True, epoch_of=lambda step: epochs_after(10, 4, step))
-    assert steps(ends) == [3, 5, 8, 10]
+    assert steps() == []
+    assert steps(save_every=5) == [5, 10]
+    assert steps(save_epochs=True) == [3, 5, 8, 10]
+    assert steps(save_every=5, save_epochs=True) == [3, 5, 8, 10]
 
 
 def test_minutes_are_counted_from_the_last_checkpoint(parent, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("vox_core.run.checkpoint.time", SimpleNamespace(monotonic=lambda: now[0]))
-    writer = CheckpointWriter(parent, lambda _event: None, due=Due(minutes=1))
+    writer = CheckpointWriter(parent, lambda _event: None, saving(save_minutes=1))
     found = []
     for step in range(1, 9):
         now[0] += 25

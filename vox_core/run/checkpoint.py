@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -55,6 +55,9 @@ from vox_core.errors import ModelError, PlanError, StorageError, TrainingError, 
 from vox_core.run.folder import numbered, step_of
 from vox_core.run.progress import Progress
 from vox_core.weights import SafetensorsFile, safetensors_bytes
+
+if TYPE_CHECKING:
+    from vox_core.config import TrainSettings
 
 ADAPTER = "adapter.safetensors"
 MOMENTS = "moments.safetensors"
@@ -408,27 +411,21 @@ def _write(path: Path, parts: Iterable[bytes | memoryview]) -> Entry:
     return Entry(size=size, sha256=digest.hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """Checkpoints to keep: the newest `last`, and every step that `every` divides (0: none)."""
-
-    last: int = 2
-    every: int = 0
-
-
-def prune(parent: Path, retention: Retention, best: int | None = None) -> None:
+def prune(parent: Path, keep: int, every: int = 0, best: int | None = None) -> None:
     """Remove what need not be kept. Only to be called when the newest one has been verified.
 
     Args:
+        keep: number of newest checkpoints to keep.
+        every: keep each step that this divides, too; 0: none.
         best: a step to keep whatever its age.
 
     Raises:
         StorageError: a checkpoint could not be taken away; none is there in part.
     """
     gone: dict[Path, Path] = {}
-    for folder in numbered(parent)[retention.last :]:
+    for folder in numbered(parent)[keep:]:
         step = step_of(folder)
-        if step != best and not (retention.every and step % retention.every == 0):
+        if step != best and not (every and step % every == 0):
             gone[folder] = files.temporary_beside(folder)
     if not gone:
         return
@@ -442,28 +439,6 @@ def prune(parent: Path, retention: Retention, best: int | None = None) -> None:
 
 LOWER_RATE = ("--allow-change", "lr", "--lr", "LOWER")
 _Written: TypeAlias = tuple[Path, float, str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """When to save, beside the end: every so many steps or minutes, after an epoch's last step.
-
-    Args:
-        epoch_of: passes over the data after a step, as a fraction.
-    """
-
-    steps: int = 0
-    minutes: float = 0.0
-    epochs: bool = False
-    epoch_of: Callable[[int], float] = lambda _step: 0.0
-
-    def at(self, step: int, seconds: float) -> bool:
-        """Whether to save after `step`, so many seconds after the last time."""
-        return (
-            bool(self.steps and step % self.steps == 0)
-            or bool(self.minutes and seconds >= 60 * self.minutes)
-            or (self.epochs and int(self.epoch_of(step)) > int(self.epoch_of(step - 1)))
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,23 +462,24 @@ class CheckpointWriter:
 
     Args:
         emit: receives the outcome of each.
+        settings: when to save, beside the end, and how many to keep.
         origin: of the run; its `elapsed` is what went before this process.
         progress: losses and validations so far; the step of the best one is saved and kept.
+        epoch_of: passes over the data after a step, as a fraction.
     """
 
     def __init__(
         self,
         parent: Path,
         emit: Callable[[Event], None],
+        settings: TrainSettings,
         *,
         origin: Origin | None = None,
-        due: Due | None = None,
-        retention: Retention | None = None,
         progress: Progress | None = None,
+        epoch_of: Callable[[int], float] = lambda _step: 0.0,
     ) -> None:
-        self._parent, self._emit = parent, emit
-        self._origin, self._due = origin or Origin(), due or Due()
-        self._retention = retention or Retention()
+        self._parent, self._emit, self._settings = parent, emit, settings
+        self._origin, self._epoch_of = origin or Origin(), epoch_of
         self._began = self._saved = time.monotonic()
         self._asked: float | None = None
         self._pool = ThreadPoolExecutor(1, "vox-checkpoint")
@@ -516,11 +492,17 @@ class CheckpointWriter:
     def due(self, step: int) -> bool:
         """Whether to save after `step`. Announces the one before, too, if it is there by now."""
         self.poll()
-        now = time.monotonic()
-        if not (self._due.at(step, now - self._saved) or step == self._progress.best_step):
-            return False
-        self._asked = now
-        return True
+        settings, now = self._settings, time.monotonic()
+        ends_epoch = int(self._epoch_of(step)) > int(self._epoch_of(step - 1))
+        due = (
+            (settings.save_every and step % settings.save_every == 0)
+            or (settings.save_minutes and now - self._saved >= 60 * settings.save_minutes)
+            or (settings.save_epochs and ends_epoch)
+            or step == self._progress.best_step
+        )
+        if due:
+            self._asked = now
+        return bool(due)
 
     def submit(self, state: TrainState, *, last: bool = False) -> None:
         """Have `state` written: a copy of it, so that training may go on; the `last`, and a whole
@@ -530,7 +512,7 @@ class CheckpointWriter:
         self.settle()
         self._saved, self._asked = time.monotonic(), None
         elapsed = round(self._origin.elapsed + time.monotonic() - self._began, 3)
-        epoch, best = self._due.epoch_of(state.step), self._progress.best_step
+        epoch, best = self._epoch_of(state.step), self._progress.best_step
         now = {"epoch": epoch, "elapsed": elapsed, **self._progress.saved()}
         origin = self._origin.model_copy(update=now)
         if state.adapter.method == "full":
@@ -594,7 +576,8 @@ class CheckpointWriter:
         if best is not None and (self._parent / f"step-{best}").is_dir():
             self._kept_best = best  # else the disk was full for it, and the one before stays
         try:
-            prune(self._parent, self._retention, self._kept_best)
+            keep, every = self._settings.keep, self._settings.keep_every
+            prune(self._parent, keep, every, self._kept_best)
         except StorageError as error:
             warning = f"an older checkpoint could not be removed: {error.what} ({error.found})"
             return path, time.monotonic(), warning

@@ -39,14 +39,7 @@ from vox_core.data.rows import learns_from_answers
 from vox_core.errors import StorageError, TrainingError, WorkError, command
 from vox_core.host.load import Context
 from vox_core.run.artifacts import emergency_save, versions
-from vox_core.run.checkpoint import (
-    BackendUse,
-    CheckpointWriter,
-    Due,
-    NoCheckpoints,
-    Origin,
-    Retention,
-)
+from vox_core.run.checkpoint import BackendUse, CheckpointWriter, NoCheckpoints, Origin
 from vox_core.run.folder import EVALUATIONS
 from vox_core.run.learner import NAME, Learner, Untouched, before_update, facts_of, require_same
 from vox_core.run.load import open_trained
@@ -383,9 +376,9 @@ def _loaded(
 
 
 def _checkpoint_writer(session: Session) -> CheckpointWriter:
-    if not session.world.leads:
-        return NoCheckpoints(session.plan.run.checkpoints, session.emit)
     settings, made = session.plan.settings, session.plan.execution
+    if not session.world.leads:
+        return NoCheckpoints(session.plan.run.checkpoints, session.emit, settings)
     contract, before = made.contract, session.origin
     backends = before.backends
     if not backends or backends[-1].backend != made.backend:
@@ -407,13 +400,8 @@ def _checkpoint_writer(session: Session) -> CheckpointWriter:
     return CheckpointWriter(
         session.plan.run.checkpoints,
         session.emit,
+        settings,
         origin=Origin.model_validate(origin),
-        due=Due(
-            steps=settings.save_every,
-            minutes=settings.save_minutes,
-            epochs=settings.save_epochs,
-            epoch_of=epoch_of,
-        ),
-        retention=Retention(settings.keep, settings.keep_every),
         progress=session.progress,
+        epoch_of=epoch_of,
     )
