@@ -12,8 +12,9 @@ from tests.run.lines import read
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import Notice, StepDone, Validation
 from vox_core.run import controller
-from vox_core.run.controller import LossWatch, RunController, rate_warning
+from vox_core.run.controller import LossWatch, rate_warning
 from vox_core.run.progress import Progress
+from vox_core.run.session import Session
 from vox_core.run.train import train
 from vox_testing.tiny import VOCABULARY
 
@@ -137,7 +138,7 @@ def test_a_resumed_run_is_judged_by_all_of_its_losses(tiny, settings, monkeypatc
         return len(halfway) == 2
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunController, "stop_requested", stop)
+        patch.setattr(Session, "stop_requested", stop)
         report = train(settings(tiny("llama"), max_steps=4))
     assert report.stopped and len(seen[0]) == 2
     (report.run / "telemetry.jsonl").unlink()

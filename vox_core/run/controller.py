@@ -57,7 +57,7 @@ from vox_core.run.progress import Progress
 from vox_core.run.reference import changed_files
 
 if TYPE_CHECKING:
-    from vox_core.run.run_plan import RunPlan
+    from vox_core.run.session import Session
 
 
 LEAST_LR, MOST_LR, MOST_FULL_LR = 1e-7, 1e-2, 3e-3
@@ -163,30 +163,15 @@ SHOWN = 3
 
 
 class RunController:
-    """Follows the events of a run.
-
-    Args:
-        progress: what was measured until now; it hears of an event before this does.
-        signalled: whether a signal asks for the end.
-        out_of_time: whether `--max-time` is over.
-        records: write bad_batches.jsonl.
+    """Follows the events of a run, of which the session's `progress` hears before.
 
     Attributes:
-        signalled: as given.
         settle: waits for a checkpoint that is under way. For the caller to set.
     """
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        progress: Progress,
-        signalled: Callable[[], bool],
-        out_of_time: Callable[[], bool],
-        *,
-        records: bool = True,
-    ) -> None:
-        self._plan, self._progress, self._records = plan, progress, records
-        self.signalled, self._out_of_time = signalled, out_of_time
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._plan, self._progress = plan, progress = session.plan, session.progress
         vocabulary = vocabulary_size(plan.inputs.config, plan.inputs.weights.tensors)
         ordered = plan.contract.order.curriculum != "none"
         full = plan.contract.adapter.method == "full"
@@ -202,13 +187,6 @@ class RunController:
             yield from self._skipped(event)
         elif isinstance(event, CheckpointWritten):
             yield from self._changed_files()
-
-    def interrupted(self) -> bool:
-        """Whether a signal or `--max-time` asks for the end."""
-        return self.signalled() or self._out_of_time()
-
-    def stop_requested(self) -> bool:
-        return self.interrupted() or self._progress.exhausted
 
     def at_end(self, state: TrainState, *, stopped: bool) -> tuple[TrainState, list[Notice]]:
         """State to write of a run that ends with `state`, and what to say of the end.
@@ -246,7 +224,7 @@ class RunController:
         if self._progress.exhausted:
             text = f"early stopping: no better result in {since} validation{'s' * (since != 1)}"
             yield Notice(f"{text}; the best was {self._best()}")
-        elif self._out_of_time() and not self.signalled():
+        elif self._session.out_of_time() and not self._session.signalled():
             yield Notice("stopped: the time of --max-time is over")
 
     def _best(self) -> str:
@@ -277,7 +255,7 @@ class RunController:
         line = {"step": event.step, **numbers, "documents": documents}
         path = self._plan.run.path / BAD_BATCHES
         try:
-            if self._records:
+            if self._session.world.leads:
                 files.append(path, json.dumps(line, ensure_ascii=False).encode() + b"\n")
         except StorageError as error:
             yield Notice(f"{path.name} cannot be written: {error.what}", "warning")

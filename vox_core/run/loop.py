@@ -145,7 +145,7 @@ def _follow(
     interrupt or an error before that step's update keeps it. Time alone ends a run only after a
     step, so that a run that is started again goes on.
     """
-    plan, controller = session.plan, session.controller
+    plan = session.plan
 
     def validate() -> None:
         with before_update():  # an error or an interrupt keeps the state
@@ -154,9 +154,9 @@ def _follow(
 
     if _is_unvalidated(session, learner.step):
         validate()
-    evaluate(controller.signalled)  # after a kill, completes what is there
+    evaluate(session.signalled)  # after a kill, completes what is there
     ended = session.progress.exhausted  # by the validation that a kill had interrupted
-    if ended or _agreed(learner, controller.signalled):
+    if ended or _agreed(learner, session.signalled):
         return True
     session.metrics.begin()
     for step in steps_of(plan, learner.step + 1, source):
@@ -171,8 +171,8 @@ def _follow(
         # The last checkpoint is written when all is done, its evaluation included.
         if writer.due(learner.step) and learner.step < plan.contract.total_steps:
             writer.submit(learner.state())
-        evaluate(controller.interrupted)
-        if _agreed(learner, controller.stop_requested):
+        evaluate(session.interrupted)
+        if _agreed(learner, session.stop_requested):
             return True
     return False
 

@@ -116,6 +116,7 @@ class Session:
         progress: losses and validations so far.
         warnings: those of this process, in order.
         metrics: memory and times of the steps.
+        signalled: whether a signal asks for the end.
     """
 
     start: TrainState
@@ -136,7 +137,7 @@ class Session:
         self.warnings: list[str] = []
         self._last = 0
         self._saved: int | None = None
-        self._stop = StopSignal(lambda: observe(Notice(STOPPING)))
+        self.signalled = StopSignal(lambda: observe(Notice(STOPPING)))
 
         def tell_caller(event: Event) -> None:
             try:
@@ -185,7 +186,7 @@ class Session:
                     files.require_absent(plan.run.path)
             session = cls(plan, observe, began, world, observers)
             try:
-                with handled(session._stop.caught, *ENDING):
+                with handled(session.signalled.caught, *ENDING):
                     session._begin(left)
                     yield session
             except KeyboardInterrupt as error:
@@ -217,6 +218,14 @@ class Session:
         """Whether `--max-time` is over, counted from the start of planning."""
         limit = self.plan.settings.max_time
         return bool(limit) and self.elapsed() >= limit
+
+    def interrupted(self) -> bool:
+        """Whether a signal or `--max-time` asks for the end."""
+        return self.signalled() or self.out_of_time()
+
+    def stop_requested(self) -> bool:
+        """Whether the run is to end: interrupted, or by early stopping."""
+        return self.interrupted() or self.progress.exhausted
 
     def _end(self, error: Exception | None = None) -> None:
         """Tell that the run stopped, or failed with an error."""
@@ -251,9 +260,7 @@ class Session:
             before.validations if before.validated == contract.validated else (),
             before.skipped_in_a_row,
         )
-        self.controller = RunController(
-            plan, self.progress, self._stop, self.out_of_time, records=self.world.leads
-        )
+        self.controller = RunController(self)
         self._subscribers += [self.progress, self.controller]
         self._announce(left)
 

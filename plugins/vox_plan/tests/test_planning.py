@@ -16,10 +16,10 @@ from vox_core.errors import ConfigError, InputError, OutputError, PlanError
 from vox_core.host.probe import Device
 from vox_core.run import merge as merging
 from vox_core.run import plan as core_plan
-from vox_core.run.controller import RunController
 from vox_core.run.merge import merge
 from vox_core.run.resume import read_plan
 from vox_core.run.run_plan import plan_run
+from vox_core.run.session import Session
 from vox_core.run.telemetry import read_run
 from vox_core.run.train import train
 from vox_core.weights import SafetensorsFile
@@ -309,7 +309,7 @@ def test_more_than_the_device_has_is_refused_before_any_work(tiny, settings, fre
 def test_a_resumed_run_that_does_not_fit_is_refused(tiny, settings, free, monkeypatch):
     asked = settings(tiny("llama"), max_steps=2, batch_size=4, micro_batch_tokens=4096)
     with monkeypatch.context() as patch:
-        patch.setattr(RunController, "stop_requested", lambda self: True)
+        patch.setattr(Session, "stop_requested", lambda self: True)
         assert train(asked).stopped
     again = {"resume": asked.out}
     peak = forecast(plan_run(validate(TrainSettings, again))).prediction.peak
