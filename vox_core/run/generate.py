@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -147,6 +148,16 @@ class Generator:
         finally:
             with self._lock:
                 rows.close()
+
+    def complete(
+        self, prompts: Iterable[Prompt], *, log_probs: bool = False
+    ) -> Iterator[tuple[int, list[Token]]]:
+        """Yield index and tokens of each row when it ends; arguments, errors as for `generate`."""
+        begun = defaultdict[int, list[Token]](list)
+        for token in self.generate(prompts, log_probs=log_probs):
+            begun[token.row].append(token)
+            if token.finish:
+                yield token.row, begun.pop(token.row)
 
     def rows(self, *, log_probs: bool = False) -> Rows:
         """Return an empty set of rows that the caller lets enter, steps and removes itself."""

@@ -31,7 +31,6 @@ from vox_core.run.generate import (
     Finish,
     Generator,
     Prompt,
-    Token,
     cache_bytes,
     most_rows,
     no_numbers,
@@ -181,24 +180,17 @@ class OpenModel:
         """Answer many conversations together; yield index and answer, in the order in which the
         answers end."""
         texts = [self._text(question) for question in questions]
-        generated: list[list[Token]] = [[] for _ in questions]
         prompts = map(self._prompt, questions, texts)
-        for token in self._generator.generate(prompts, log_probs=log_probs):
-            generated[token.row].append(token)
-            if token.finish:
-                question, text = questions[token.row], texts[token.row]
-                row, generated[token.row] = generated[token.row], []
-                yield (
-                    token.row,
-                    Reply(
-                        text.take(everything=True),
-                        len(question.tokens),
-                        text.tokens,
-                        token.finish,
-                        tuple(each.id for each in row),
-                        tuple(each.log_prob for each in row if each.log_prob is not None),
-                    ),
-                )
+        for row, tokens in self._generator.complete(prompts, log_probs=log_probs):
+            reply = Reply(
+                texts[row].take(everything=True),
+                len(questions[row].tokens),
+                texts[row].tokens,
+                tokens[-1].finish or "length",
+                tuple(each.id for each in tokens),
+                tuple(each.log_prob for each in tokens if each.log_prob is not None),
+            )
+            yield row, reply
 
     def given(self, pairs: Sequence[Given]) -> list[tuple[list[float], bool]]:
         """Return, for each prompt with a given answer, log p of the answer's tokens, and whether
@@ -250,7 +242,6 @@ class OpenModel:
         return [found[index] for index in range(len(pairs))]
 
     def _given_by_row(self, pairs: Sequence[Given]) -> list[tuple[list[float], bool]]:
-        found: list[list[Token]] = [[] for _ in pairs]
         prompts = (
             Prompt(
                 tokens,
@@ -261,12 +252,11 @@ class OpenModel:
             )
             for tokens, answer in pairs
         )
-        for token in self._generator.generate(prompts, log_probs=True):
-            found[token.row].append(token)
-        return [
-            ([each.log_prob or 0.0 for each in row], all(each.id == each.top[0][0] for each in row))
-            for row in found
-        ]
+        found = {
+            row: ([t.log_prob or 0.0 for t in tokens], all(t.id == t.top[0][0] for t in tokens))
+            for row, tokens in self._generator.complete(prompts, log_probs=True)
+        }
+        return [found[row] for row in range(len(pairs))]
 
     def log_probs(self, batch: Batch) -> Floats:
         """Return log p(target), float32 (T,): where `batch.scored_T`, and 0 elsewhere."""

@@ -25,7 +25,6 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -155,21 +154,13 @@ class Rollouts:
             start = (turn * len(documents) + place) * count
             sampled = (replace(first, row=row) for row in range(start, start + count))
             prompts += [Prompt(prompt, each, self._ends.__contains__, NAME) for each in sampled]
-        tokens, scores = [list[int]() for _ in prompts], [list[float]() for _ in prompts]
-        for token in self._generator.generate(prompts, log_probs=True):
-            tokens[token.row].append(token.id)
-            scores[token.row].append(token.log_prob or 0.0)
-        decode = partial(self._tokenizer.decode, skip_special_tokens=True)
-        asked = [document for document in documents for _ in range(count)]
-        return [
-            Rollout(
-                document,
-                behind(data[document], answer),
-                np.array(log_probs, np.float32),
-                str(decode(answer)),
-            )
-            for document, answer, log_probs in zip(asked, tokens, scores, strict=True)
-        ]
+        found = dict[int, Rollout]()
+        for row, tokens in self._generator.complete(prompts, log_probs=True):
+            answer, document = [token.id for token in tokens], documents[row // count]
+            log_probs_K = np.array([token.log_prob for token in tokens], np.float32)
+            text = str(self._tokenizer.decode(answer, skip_special_tokens=True))
+            found[row] = Rollout(document, behind(data[document], answer), log_probs_K, text)
+        return [found[row] for row in range(len(prompts))]
 
     def _judged(self, answers: Sequence[Rollout]) -> tuple[Doubles, Doubles]:
         """Judge the answers, those to a prompt in one process: a reward need not be a function of
