@@ -154,8 +154,10 @@ class Learner:
             weights[n] = float(batch.weights_T.sum())
         return self._sum(losses, len(batches)) / self._sum(weights, len(batches))
 
-    def any_of(self, flag: bool) -> bool:
-        return bool(self._sum({self._world.rank: float(flag)}, self._world.size))
+    def any_of(self, asked: Callable[[], bool]) -> bool:
+        """Whether any process says so; all of them have to ask."""
+        with before_update():
+            return bool(self._sum({self._world.rank: float(asked())}, self._world.size))
 
     def _accumulated(self, step: Step) -> float:
         """Accumulate the gradient of a step; return its loss."""

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from vox_core.contract import (
@@ -18,7 +17,6 @@ from vox_core.contract import (
     Notice,
     ObjectiveMetrics,
     OptimizerSpec,
-    Quant,
     Step,
     StepDone,
     Trainer,
@@ -155,8 +153,8 @@ def _follow(
     if _is_unvalidated(session, learner.step):
         validate()
     evaluate(session.signalled)  # after a kill, completes what is there
-    ended = session.progress.exhausted  # by the validation that a kill had interrupted
-    if ended or _agreed(learner, session.signalled):
+    # Early stopping by the validation that a kill had interrupted.
+    if session.progress.exhausted or learner.any_of(session.signalled):
         return True
     session.metrics.begin()
     for step in steps_of(plan, learner.step + 1, source):
@@ -172,14 +170,9 @@ def _follow(
         if writer.due(learner.step) and learner.step < plan.contract.total_steps:
             writer.submit(learner.state())
         evaluate(session.interrupted)
-        if _agreed(learner, session.stop_requested):
+        if learner.any_of(session.stop_requested):
             return True
     return False
-
-
-def _agreed(learner: Learner, asked: Callable[[], bool]) -> bool:
-    with before_update():
-        return learner.any_of(asked())
 
 
 def _evaluate(
@@ -320,12 +313,13 @@ def _compared(
 @contextlib.contextmanager
 def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepSource]:
     needs = plan.inputs.objective.needs if plan.inputs.objective else frozenset()
+    compared = bool(needs & {"reference", "teacher"})
     if "rollouts" not in needs:
-        yield Documents(plan, *_scores(plan, trainer, context))
+        yield Documents(plan, *(_scores(plan, trainer, context) if compared else ()))
         return
     with contextlib.ExitStack() as stack:
         reference: Scorer | None = None
-        if needs & {"reference", "teacher"}:
+        if compared:
             model = stack.enter_context(_compared_with(plan, trainer, context))
             if adapter := plan.inputs.reference_adapter:
                 model.add_adapter(REFERENCE, adapter)
@@ -337,9 +331,6 @@ def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepS
 
 def _scores(plan: RunPlan, trainer: Trainer, context: Context) -> list[Scores]:
     """Score the documents with a model that is freed then."""
-    needs = plan.inputs.objective.needs if plan.inputs.objective else frozenset()
-    if not needs & {"reference", "teacher"}:
-        return []
     with contextlib.ExitStack() as stack:
 
         @cache
@@ -355,18 +346,13 @@ def _compared_with(
 ) -> contextlib.AbstractContextManager[Model]:
     """Open the model that the learner is compared with: the teacher, or the base, which the trainer
     has unless the base itself learns."""
-    inputs = plan.inputs
+    inputs, dtype = plan.inputs, plan.execution.dtype
     if teacher := inputs.teacher:
-        return _loaded(plan, context, teacher.base.path, teacher.quant)
-    if plan.contract.adapter.method == "full":
-        return _loaded(plan, context, inputs.model.path, inputs.quant)
-    return contextlib.nullcontext(trainer)
-
-
-def _loaded(
-    plan: RunPlan, context: Context, folder: Path, quant: Quant
-) -> contextlib.closing[Model]:
-    job = LoadJob(folder, plan.execution.dtype, quant)
+        job = LoadJob(teacher.base.path, dtype, teacher.quant)
+    elif plan.contract.adapter.method == "full":
+        job = LoadJob(inputs.model.path, dtype, inputs.quant)
+    else:
+        return contextlib.nullcontext(trainer)
     try:
         return contextlib.closing(plan.inputs.backend.load(job, context))
     except TrainingError as error:
@@ -385,14 +371,14 @@ def _checkpoint_writer(session: Session) -> CheckpointWriter:
         first, device = session.start.step + 1, made.device
         use = BackendUse(first_step=first, backend=made.backend, device=device, dtype=made.dtype)
         backends = (*backends, use)
-    origin = {
-        "contract": contract.digest,
-        "backends": backends,
-        "seed": contract.seed,
-        "elapsed": before.elapsed,
-        "versions": versions(session.plan.inputs.backend),
-        "validated": contract.validated,
-    }
+    origin = Origin(
+        contract=contract.digest,
+        backends=backends,
+        seed=contract.seed,
+        elapsed=before.elapsed,
+        versions=versions(session.plan.inputs.backend),
+        validated=contract.validated,
+    )
 
     def epoch_of(step: int) -> float:  # several updates on the same answers count once
         return epochs_after(contract.data.rows, contract.batch_size, step) / settings.updates
@@ -401,7 +387,7 @@ def _checkpoint_writer(session: Session) -> CheckpointWriter:
         session.plan.run.checkpoints,
         session.emit,
         settings,
-        origin=Origin.model_validate(origin),
+        origin=origin,
         progress=session.progress,
         epoch_of=epoch_of,
     )
