@@ -161,8 +161,10 @@ def test_killed_when_early_stopping_has_decided(made, whole):
     last = json.loads((through / "vox_adapter.json").read_text())["last_step"]
     asked = made(**given, save_every=1)
     killed(asked, cut_after(last, CheckpointWritten))
-    assert resumed(asked.out).steps == last
+    told = []
+    assert resumed(asked.out, told.append).steps == last
     assert_same_run(asked.out, through)
+    assert any("early stopping" in each.message for each in told if isinstance(each, Notice))
 
 
 def test_patience_may_be_raised_afterwards(made, whole):

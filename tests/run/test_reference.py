@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 
+import numpy as np
 import pytest
 
+from vox_core.contract import AdapterState, LazyMapping
 from vox_core.errors import AdapterError
-from vox_core.run.reference import resolve_reference
+from vox_core.run.reference import adapter_digest, resolve_reference
 from vox_core.run.train import train
 
 
@@ -49,3 +52,16 @@ def test_a_run_whose_adapters_are_inside_names_one(tiny, settings, tmp_path):
 def test_a_model_folder_beside_runs_is_a_model(tiny):
     model = tiny("llama")
     assert resolve_reference(str(model)).base.path == model
+
+
+def test_a_digest_of_a_whole_model_holds_one_tensor_at_a_time():
+    read, alive = [], []
+
+    def values(name: str) -> np.ndarray:
+        alive.append(sum(each() is not None for each in read))
+        tensor = np.full(3, len(name), np.float32)
+        read.append(weakref.ref(tensor))
+        return tensor
+
+    adapter_digest("", AdapterState("full", {}, LazyMapping("abcdef", values)))
+    assert len(read) == 6 and max(alive) <= 1
