@@ -111,24 +111,20 @@ class Step:
     groups: tuple[tuple[Place, ...], ...] = ()
 
 
-def probe_document(batches: Sequence[Batch], longest: int = 512, scored: int = 64) -> Batch:
-    """Return a shortened copy of the longest document, for a backend to verify its computation.
-
-    Args:
-        longest: maximum number of tokens to keep.
-        scored: positions with weight 1, spread evenly; all others have weight 0.
-    """
+def probe_document(batches: Sequence[Batch]) -> Batch:
+    """Return the longest document's first 512 tokens, for a backend to verify its computation; 64
+    positions, spread evenly, have weight 1 and the others 0."""
     import numpy as np
 
     batch, extent = max(
         ((batch, extent) for batch in batches for extent in batch.documents()),
         key=lambda found: found[1].stop - found[1].start,
     )
-    stop = min(extent.stop, extent.start + longest)
+    stop = min(extent.stop, extent.start + 512)
     weights_T = np.zeros(stop - extent.start, np.float32)
     # The last position of a whole document has no target.
     last = stop - extent.start - 1 - (stop == extent.stop)
-    weights_T[np.linspace(0, last, scored).astype(np.int64)] = 1
+    weights_T[np.linspace(0, last, 64).astype(np.int64)] = 1
     at = slice(extent.start, stop)
     return Batch(batch.tokens_T[at], batch.targets_T[at], weights_T, np.zeros(1, np.int64))
 

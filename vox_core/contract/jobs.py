@@ -26,7 +26,7 @@ class TrainJob:
         plan: the run's plan; its adapter's settings, dtype and dropout hold for every learner.
         model: folder of the base.
         document: the run's first step, shortened to one document (`probe_document`), for a backend
-            that holds its own fast functions against a reference; None if nothing is left to train.
+            that holds its own fast functions against a reference; None to go without that.
         shard: split the base among the ranks, with the capability `sharding`.
     """
 
