@@ -33,6 +33,8 @@ from vox_core.config import (
     TrainSettings,
     given,
     in_python,
+    named_file,
+    reading,
     require_keywords,
 )
 from vox_core.contract import Event, Notice
@@ -121,18 +123,18 @@ def train(
     said = _keywords(TrainSettings, {"model": model, "data": data, **settings})
     from vox_core.run.train import train as run_training
 
-    pinned = None
-    if plan is None:
-        chosen = read_settings(TrainSettings, said, file=_path(config))
-    elif config is not None:
-        what, remedy = "a pinned plan holds every setting", "give plan or config"
-        raise ConfigError("P012", what, where="config", found=str(config), remedy=remedy)
-    else:
-        from vox_core.run.resume import read_plan
+    with reading(config), _receivers(on_event, progress) as (observe, transfer):
+        pinned = None
+        if plan is None:
+            chosen = read_settings(TrainSettings, said)
+        elif named := named_file():
+            what, remedy = "a pinned plan holds every setting", "give plan or config"
+            raise ConfigError("P012", what, where="config", found=str(named), remedy=remedy)
+        else:
+            from vox_core.run.resume import read_plan
 
-        pinned = read_plan(Path(plan), said)
-        chosen = pinned.settings
-    with _receivers(on_event, progress) as (observe, transfer):
+            pinned = read_plan(Path(plan), said)
+            chosen = pinned.settings
         report = run_training(chosen, observe=observe, progress=transfer, pinned=pinned)
     return Run(report.run, report)
 
@@ -155,13 +157,11 @@ def plan(
         InputError: bad input, or no such plugin is installed (the remedy installs it).
     """
     said = _keywords(TrainSettings, {"model": model, "data": data, **settings})
-    chosen = read_settings(TrainSettings, said, file=_path(config))
-    found = provider("hooks", "vox_plan_run")
-    with _receivers(on_event, progress) as (observe, transfer):
+    with reading(config), _receivers(on_event, progress) as (observe, transfer):
         return call_hook(
-            found,
+            provider("hooks", "vox_plan_run"),
             "vox_plan_run",
-            settings=chosen,
+            settings=read_settings(TrainSettings, said),
             progress=transfer,
             tell=lambda text: observe(Notice(text)),
         )
@@ -188,10 +188,10 @@ def merge(
         WorkError: verification failed, or the disk did; no output is left.
     """
     said = _keywords(MergeSettings, {"out": out, **settings})
-    chosen = read_settings(MergeSettings, said, file=_path(config))
-    from vox_core.run.merge import merge as run_merge
+    with reading(config), _receivers(on_event, progress) as (observe, transfer):
+        chosen = read_settings(MergeSettings, said)
+        from vox_core.run.merge import merge as run_merge
 
-    with _receivers(on_event, progress) as (observe, transfer):
         return run_merge(os.fspath(run), chosen, observe=observe, progress=transfer)
 
 
@@ -228,8 +228,8 @@ def open_trainer(
             expected=", ".join(own.SETTINGS),
             remedy="leave them out: data, steps and files are your loop's",
         )
-    chosen = read_settings(TrainSettings, said, file=_path(config))
-    with _receivers(on_event, progress) as (observe, transfer):
+    with reading(config), _receivers(on_event, progress) as (observe, transfer):
+        chosen = read_settings(TrainSettings, said)
         return own.open_trainer(chosen, observe=observe, progress=transfer)
 
 
@@ -254,11 +254,11 @@ def load(
     """
     kind = ChatSettings if section == "chat" else GenerateSettings
     said = _keywords(kind, settings)
-    chosen = read_settings(kind, said, file=_path(config))
-    from vox_core.run.load import open_model
-
     stack = ExitStack()
-    with _receivers(on_event, progress) as (observe, transfer):
+    with reading(config), _receivers(on_event, progress) as (observe, transfer):
+        chosen = read_settings(kind, said)
+        from vox_core.run.load import open_model
+
         opening = open_model(os.fspath(reference), chosen, observe=observe, progress=transfer)
         return Model(stack.enter_context(opening), stack.close, chosen, said, config)
 
@@ -374,7 +374,8 @@ class Model:
             return self._settings
         changed = _keywords(kind, sampling, loaded=True)
         kept = {name: each for name, each in self._said.items() if name in kind.model_fields}
-        return read_settings(kind, {**kept, **changed}, file=_path(self._config))
+        with reading(self._config):
+            return read_settings(kind, {**kept, **changed})
 
 
 def _conversation(messages: Messages) -> Sequence[Mapping[str, str]]:
@@ -423,10 +424,6 @@ def _plain(value: Any) -> Any:
     value = value.tolist() if hasattr(value, "tolist") else value
     value = sorted(value, key=str) if isinstance(value, set | frozenset) else value
     return tuple(map(_plain, value)) if isinstance(value, list | tuple | Iterator) else value
-
-
-def _path(config: Reference | None) -> Path | None:
-    return None if config is None else Path(config)
 
 
 @contextmanager

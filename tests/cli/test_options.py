@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.services import Training
 from vox_core.cli.options import options_of
-from vox_core.config import GenerateSettings, TrainSettings, is_table, load_settings
+from vox_core.config import GenerateSettings, TrainSettings, is_table, load_settings, reading
 from vox_core.config.loading import PEERS
 from vox_core.errors import ConfigError
 from vox_core.host.discover import known_plugins
@@ -255,7 +255,8 @@ def test_a_reward_of_vox_toml_is_a_file_beside_it(written: str, found: str, tmp_
     file = tmp_path / "vox.toml"
     for given in (f"{written!r}", f"[{written!r}]"):
         file.write_text(f"[train]\nreward = {given}\n")
-        assert load_settings(TrainSettings, {}, file=file).reward == (found.format(tmp_path),)
+        with reading(file):
+            assert load_settings(TrainSettings, {}).reward == (found.format(tmp_path),)
 
 
 @pytest.mark.parametrize(
@@ -265,10 +266,12 @@ def test_a_reward_of_vox_toml_is_a_file_beside_it(written: str, found: str, tmp_
 def test_a_model_of_vox_toml_is_beside_it_if_it_is_a_path(written, found, tmp_path: Path) -> None:
     file = tmp_path / "vox.toml"
     file.write_text(f'[train]\nmodel = "{written}"\nteacher = "{written}"\n')
-    settings = load_settings(TrainSettings, {}, file=file)
+    with reading(file):
+        settings = load_settings(TrainSettings, {})
     assert settings.model == settings.teacher == found.format(tmp_path)
     file.write_text('[generate]\nsystem = "./run.sh lists files"\nstop = "./"\n')
-    kept = load_settings(GenerateSettings, {}, file=file)
+    with reading(file):
+        kept = load_settings(GenerateSettings, {})
     assert (kept.system, kept.stop) == ("./run.sh lists files", ("./",)), "texts stay"
 
 
@@ -282,16 +285,16 @@ def test_a_reward_that_is_no_text_is_told_how_to_name_a_function(given: object) 
 def test_a_reward_of_vox_toml_that_is_none_is_refused(written: str, tmp_path: Path) -> None:
     file = tmp_path / "vox.toml"
     file.write_text(f"[train]\nreward = {written}\n")
-    with pytest.raises(ConfigError, match="give NAME or FILE"):
-        load_settings(TrainSettings, {}, file=file)
+    with reading(file), pytest.raises(ConfigError, match="give NAME or FILE"):
+        load_settings(TrainSettings, {})
 
 
 def test_a_key_of_another_section_is_told_its_home(tmp_path: Path) -> None:
     """`[train]` takes those of `[data]` as flags; a key that neither has is only misspelt."""
     file = tmp_path / "vox.toml"
     file.write_text("[train]\nvalid_share = 0.1\nmax_steps = 3\nlearning-rate = 1\n")
-    with pytest.raises(ConfigError) as caught:
-        load_settings(TrainSettings, {}, file=file)
+    with reading(file), pytest.raises(ConfigError) as caught:
+        load_settings(TrainSettings, {})
     home, own, near = caught.value.faults
     assert home == "[train] valid_share is unknown; put valid-share under [data]"
     assert own == "[train] max_steps is unknown; did you mean max-steps?"

@@ -54,8 +54,8 @@ from vox_core.api.commands import Command, options_of, settings_from
 from {package}.settings import GaugeSettings
 
 @click.command("measure", cls=Command, params=options_of(GaugeSettings))
-def measure(config_file, **flags):
-    settings = settings_from(GaugeSettings, config_file, flags)
+def measure(**flags):
+    settings = settings_from(GaugeSettings, flags)
     click.echo(f"{{settings.depth}} {{settings.log_file}}")
 """
 

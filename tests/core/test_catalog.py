@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vox_core.catalog import Catalog, Source, load_catalog, objections, read_catalogs
-from vox_core.config import PluginSettings, load_settings
+from vox_core.config import PluginSettings, load_settings, reading
 from vox_core.errors import ConfigError
 from vox_core.host import manifest
 
@@ -368,7 +368,8 @@ def test_further_catalogs_by_variable_and_by_setting(tmp_path: Path) -> None:
     first = write(tmp_path, plugin("one"), "one.toml")
     second = write(tmp_path, plugin("two"), "two.toml")
     toml = write(tmp_path, f'[plugin]\ncatalogs = ["{second}"]\nblocked = ["x"]\n', "vox.toml")
-    settings = load_settings(PluginSettings, {}, file=toml)
+    with reading(toml):
+        settings = load_settings(PluginSettings, {})
     variable = {"VOX_CATALOG": f"{first}{os.pathsep}"}
     catalog = load_catalog(settings.catalogs, environ=variable)
     assert [*catalog.plugins] == [*load_catalog(environ={}).plugins, "one", "two"]

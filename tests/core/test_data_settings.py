@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from vox_core.config import DataSource, TrainSettings, load_settings, validate
+from vox_core.config import DataSource, TrainSettings, load_settings, reading, validate
 from vox_core.errors import ConfigError
 from vox_core.run import resume
 
@@ -25,8 +25,8 @@ def toml(tmp_path: Path) -> Path:
 
 
 def load(toml: Path, flags: dict[str, object], **environ: str) -> TrainSettings:
-    with mock.patch.dict(os.environ, environ):
-        return load_settings(TrainSettings, flags, file=toml)
+    with mock.patch.dict(os.environ, environ), reading(toml):
+        return load_settings(TrainSettings, flags)
 
 
 def test_sources_are_the_data(toml: Path) -> None:

@@ -19,7 +19,7 @@ from tests.fuzz.mutations import cases, json_values, looked_at, mutated
 from tests.run.faulty import RUN, made_up
 from vox_core.adapter.peft import read_adapter
 from vox_core.catalog import read_catalogs
-from vox_core.config import TrainSettings, load_settings
+from vox_core.config import TrainSettings, load_settings, reading
 from vox_core.host.manifest import parse_manifest
 from vox_core.models.folder import check_folder
 from vox_core.run import checkpoint
@@ -190,7 +190,8 @@ def test_manifest(content: bytes) -> None:
 @given(content=mutated(VOX_TOML))
 def test_vox_toml(place: Path, content: bytes) -> None:
     (place / "vox.toml").write_bytes(content)
-    looked_at(lambda: load_settings(TrainSettings, {}, file=place / "vox.toml"))
+    with reading(place / "vox.toml"):
+        looked_at(lambda: load_settings(TrainSettings, {}))
 
 
 # --- checkpoints ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from tests.core.data_samples import load_records
 from tests.hostile.make import CORPUS, HERE
 from vox_core.catalog import read_catalogs
-from vox_core.config import TrainSettings, load_settings
+from vox_core.config import TrainSettings, load_settings, reading
 from vox_core.data import worker
 from vox_core.data.template import ChatTemplate, TemplateFault
 from vox_core.errors import VoxError
@@ -28,12 +28,17 @@ def model(path: Path, folder: Path) -> None:
     check_folder(folder)
 
 
+def settings(path: Path, _: Path) -> None:
+    with reading(path):
+        load_settings(TrainSettings, {"model": "x"})
+
+
 READERS: dict[str, Callable[[Path, Path], object]] = {
     "safetensors": lambda path, _: SafetensorsFile(path),
     "jsonl": lambda path, _: load_records([path]),
     "catalog": lambda path, _: read_catalogs([path]),
     "manifest": lambda path, _: parse_manifest(path.read_text(), path),
-    "vox_toml": lambda path, _: load_settings(TrainSettings, {"model": "x"}, file=path),
+    "vox_toml": settings,
     "template": lambda path, _: ChatTemplate(path.read_text(), {}, str(path)).render([]),
     "config": model,
 }

@@ -23,9 +23,9 @@ import pytest
 import vox_core as vox
 from tests.run.conftest import TALK
 from vox_core.cli import failures, root
-from vox_core.config.loading import in_python
+from vox_core.config.loading import in_python, reading
 from vox_core.contract import Event, Notice, RunEnd, StepDone
-from vox_core.errors import AdapterError, ConfigError, DataError, InputError, VoxError
+from vox_core.errors import AdapterError, BackendError, ConfigError, DataError, InputError, VoxError
 from vox_core.run.session import StoppedAtOnce
 
 QUICK = {"dtype": "fp32", "batch_size": 2, "lr": 1e-2, "rank": 4, "alpha": 8, "backend": "cpu"}
@@ -420,6 +420,20 @@ def test_vox_toml_is_read_and_a_keyword_wins(trained: vox.Run) -> None:
             return answer.completion_tokens
 
     assert (length(), length(config="other.toml"), length(max_tokens=4)) == (2, 3, 4)
+
+
+def test_the_plugins_blocked_by_config_are(trained: vox.Run) -> None:
+    Path("other.toml").write_text('[plugin]\nblocked = ["cpu"]\n')
+    with pytest.raises(BackendError, match=r"blocked by other\.toml"):
+        vox.load(trained, backend="cpu", config="other.toml")
+    vox.load(trained, backend="cpu").close()
+
+
+def test_a_plan_to_run_leaves_no_choice_to_a_file() -> None:
+    with pytest.raises(ConfigError, match="a pinned plan holds every setting"):
+        vox.train(plan="plan.json", config="other.toml")
+    with reading("other.toml"), pytest.raises(ConfigError, match="a pinned plan holds every"):
+        vox.train(plan="plan.json")  # as `vox train --plan FILE --config FILE` calls it
 
 
 def test_a_plan_writes_nothing(tiny: Callable[..., Path], data: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.run.interrupted import assert_same_run, cut_after, killed, resumed
 from tests.run.lines import read
-from vox_core.config import TrainSettings, load_settings, validate
+from vox_core.config import TrainSettings, load_settings, reading, validate
 from vox_core.contract import CheckpointWritten, Notice, StepDone
 from vox_core.errors import ConfigError, InputError
 from vox_core.run import folder
@@ -103,9 +103,10 @@ def test_auto_needs_a_folder(asked):
 
 def test_auto_is_a_word_and_not_a_path(tmp_path):
     (tmp_path / "vox.toml").write_text('[train]\nresume = "auto"\nout = "auto"\n')
-    read = load_settings(TrainSettings, {}, file=tmp_path / "vox.toml")
+    with reading(tmp_path / "vox.toml"):
+        read = load_settings(TrainSettings, {})
     assert (read.resume, read.out) == ("auto", tmp_path / "auto")
-    named = load_settings(TrainSettings, {"resume": "runs/a"}, file=None)
+    named = load_settings(TrainSettings, {"resume": "runs/a"})
     assert str(named.resume) == os.path.join("runs", "a")  # noqa: PTH118
 
 

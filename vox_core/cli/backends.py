@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, get_args
 
 import click
@@ -62,7 +61,6 @@ def explain_choice(
     operation: Operation,
     quant: Quant | None,
     family: str | None,
-    config_file: Path | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -70,7 +68,7 @@ def explain_choice(
 
     Settings not given here come from vox.toml and the environment, as they would for the operation.
     """
-    explanation = explain(_request(operation, quant, family, config_file, flags))
+    explanation = explain(_request(operation, quant, family, flags))
     warn_of_unknown()
     if as_json:
         print_json(explanation.to_json())
@@ -87,13 +85,12 @@ def _request(
     operation: Operation,
     quant: Quant | None,
     family: str | None,
-    config_file: Path | None,
     flags: dict[str, Any],
 ) -> Request:
     """Build the request that the operation would make with these settings."""
     kind = _SETTINGS[operation]
     known = {name: value for name, value in given(flags).items() if name in kind.model_fields}
-    settings = settings_from(kind, config_file, known)
+    settings = settings_from(kind, known)
     merging = operation == "merge"  # its own `dtype` is that of the files
     dtype: Any = flags["dtype"] or (None if merging else getattr(settings, "dtype", None))
     return Request(

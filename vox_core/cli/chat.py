@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import click
@@ -30,16 +29,14 @@ HELP = "/reset forgets the conversation, /exit or Ctrl-D ends, Ctrl-C stops an a
     cls=Command,
     params=[click.Argument(["reference"], metavar="RUN|MODEL"), *options_of(ChatSettings)],
 )
-def chat(reference: str, config_file: Path | None, **flags: Any) -> None:
+def chat(reference: str, **flags: Any) -> None:
     """Chat with a run or a model.
 
     RUN|MODEL is a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model,
     here or on the hub (OWNER/NAME).
     /help, /reset and /exit are commands in the chat; Ctrl-C stops an answer, Ctrl-D ends.
     """
-    with library.load(
-        reference, section="chat", config=config_file, progress=True, **flags
-    ) as model:
+    with library.load(reference, section="chat", progress=True, **flags) as model:
         Conversation(model).hold(interactive=sys.stdin.isatty() and sys.stdout.isatty())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -27,12 +26,12 @@ def schema() -> None:
 
 
 @config.command("show", params=[config_option(), json_option()])
-def show(config_file: Path | None, as_json: bool) -> None:
+def show(as_json: bool) -> None:
     """Show every setting of vox and its plugins, its value and where the value comes from.
 
     Without --json the output is a valid vox.toml.
     """
-    loaded = [(kind, settings_from(kind, config_file, {})) for kind in sections(warn)]
+    loaded = [(kind, settings_from(kind, {})) for kind in sections(warn)]
     if as_json:
         print_json({kind.section: _values(settings) for kind, settings in loaded})
         return
@@ -41,7 +40,7 @@ def show(config_file: Path | None, as_json: bool) -> None:
         for name, value in zip(kind.own_fields(), _values(settings).values(), strict=True):
             key = name.replace("_", "-")  # an unset one is a comment, for TOML has no null
             text = f"# {key} =" if value is None else f"{key} = {_toml_value(value)}"
-            click.echo(f"{text:<36}  # {source_of(kind, name, config_file)}")
+            click.echo(f"{text:<36}  # {source_of(kind, name)}")
 
 
 def _values(settings: Section) -> dict[str, Any]:

@@ -48,7 +48,6 @@ def generate(
     prompt: str | None,
     file: Path | None,
     out: Path | None,
-    config_file: Path | None,
     as_json: bool,
     **flags: Any,
 ) -> str:
@@ -59,7 +58,7 @@ def generate(
     answer, each on its own line. --file prints them, too, in the order of the lines; with --out,
     the same command continues after an interruption.
     """
-    settings = settings_from(GenerateSettings, config_file, flags)
+    settings = settings_from(GenerateSettings, flags)
     if settings.n > 1 and settings.temperature == 0:
         raise ConfigError(
             "C002",
@@ -69,13 +68,13 @@ def generate(
             remedy="add --temperature 0.7, or leave -n out",
         )
     if file is not None:
-        return _answer_file(reference, prompt, file, out, config_file, flags)
+        return _answer_file(reference, prompt, file, out, flags)
     if prompt is None:
         raise click.UsageError("missing argument 'PROMPT', or --file FILE")
     if out is not None:
         raise _exclusive("--out", "an answer to one prompt is printed", "leave --out out")
     text = _read(prompt)
-    with library.load(reference, config=config_file, progress=True, **flags) as model:
+    with library.load(reference, progress=True, **flags) as model:
         if settings.n == 1:
             answers = [_streamed(model, text, as_json=as_json)]
         else:
@@ -125,7 +124,6 @@ def _answer_file(
     prompt: str | None,
     file: Path,
     out: Path | None,
-    config_file: Path | None,
     flags: dict[str, Any],
 ) -> str:
     """Answer every line of `file`; return what was printed last."""
@@ -137,7 +135,7 @@ def _answer_file(
         files.require_apart(out, [("--file", file)])
         files.require_writable(out)
     prompts, last = read_prompts(file), ""
-    with library.load(reference, config=config_file, progress=True, **flags) as model:
+    with library.load(reference, progress=True, **flags) as model:
         for each in model.answers(prompts, out=out, progress=True):
             last = each.answer
             if out is None:

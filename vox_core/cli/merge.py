@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
     cls=Command,
     params=[click.Argument(["run"]), *options_of(MergeSettings), json_option()],
 )
-def merge(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> MergeReport:
+def merge(run: str, as_json: bool, **flags: Any) -> MergeReport:
     """Merge the adapter of RUN into its base model.
 
     Writes a Hugging Face checkpoint and verifies it: its logits must equal those of base + adapter
     up to rounding to the output dtype. RUN is a run folder, or an adapter saved by PEFT or mlx-lm,
     here or on the hub (OWNER/NAME).
     """
-    report = library.merge(run, config=config_file, progress=True, **flags)
+    report = library.merge(run, progress=True, **flags)
     (print_json if as_json else _show)(report)
     return report
 

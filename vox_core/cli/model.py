@@ -31,7 +31,7 @@ model = LazyGroup(
 )
 
 
-@click.command("list", cls=Command, params=[config_option(exposed=False), json_option()])
+@click.command("list", cls=Command, params=[config_option(), json_option()])
 def list_models(as_json: bool) -> None:
     """List the models of the catalog."""
     entries = known().models.values()
@@ -56,7 +56,7 @@ def _row(entry: ModelEntry) -> tuple[str, ...]:
     )
 
 
-@click.command("pull", cls=Command, params=[_ID, config_option(exposed=False), json_option()])
+@click.command("pull", cls=Command, params=[_ID, config_option(), json_option()])
 def pull(id: str, as_json: bool) -> None:
     """Download a model into the cache.
 

@@ -81,34 +81,27 @@ def with_files(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, A
     return {**flags, "data": (*files, *flags["data"])}
 
 
-def config_option(exposed: bool = True) -> click.Option:
+def config_option() -> click.Option:
     """Return `--config FILE`, which selects the `vox.toml` of the whole command, catalogs and
-    blocked plugins included.
-
-    Args:
-        exposed: pass the file to the command, as `config_file`.
-    """
+    blocked plugins included; the command itself gets no argument."""
     return click.Option(
         ["--config", "config_file"],
         metavar="FILE",
         type=click.Path(path_type=Path),
         callback=_read_throughout,
-        expose_value=exposed,
+        expose_value=False,
         help=f"Settings file.  [default: {CONFIG_FILE}, if there is one]",
     )
 
 
-def _read_throughout(
-    ctx: click.Context, parameter: click.Parameter, file: Path | None
-) -> Path | None:
-    if file is not None and not ctx.resilient_parsing:
+def _read_throughout(ctx: click.Context, parameter: click.Parameter, file: Path | None) -> None:
+    if not ctx.resilient_parsing:
         ctx.with_resource(reading(file))
-    return file
 
 
-def settings_from(kind: type[S], config_file: Path | None, flags: Mapping[str, Any]) -> S:
+def settings_from(kind: type[S], flags: Mapping[str, Any]) -> S:
     """Build the settings of a section from `flags` as click gives them: None or () where unset."""
-    return read_settings(kind, given(flags), file=config_file)
+    return read_settings(kind, given(flags))
 
 
 def value_type(field: FieldInfo) -> Any:

@@ -44,7 +44,7 @@ def _id() -> click.Argument:
     return click.Argument(["id"], metavar="ID")
 
 
-@click.command("list", cls=Command, params=[config_option(exposed=False), json_option()])
+@click.command("list", cls=Command, params=[config_option(), json_option()])
 def list_plugins(as_json: bool) -> None:
     """List the installed plugins and those of the catalog.
 
@@ -61,7 +61,7 @@ def list_plugins(as_json: bool) -> None:
         click.echo("no plugin is installed, and the catalog lists none", err=True)
 
 
-@click.command("info", cls=Command, params=[_id(), config_option(exposed=False), json_option()])
+@click.command("info", cls=Command, params=[_id(), config_option(), json_option()])
 def info(id: str, as_json: bool) -> None:
     """Show a plugin's manifest, installation and catalog entry."""
     facts = details(id)
@@ -87,7 +87,7 @@ def info(id: str, as_json: bool) -> None:
             metavar="SECONDS",
             help="Time limit for each plugin's code.  [default: 30]",
         ),
-        config_option(exposed=False),
+        config_option(),
         json_option(),
     ],
 )

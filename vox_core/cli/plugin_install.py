@@ -65,7 +65,7 @@ def _path_option(flag: str, help: str) -> click.Option:
             ["--from-pypi"], metavar="NAME==VERSION", help="One plugin from the package index."
         ),
         _allow_source(),
-        config_option(exposed=False),
+        config_option(),
         *plan_options(),
     ],
 )
@@ -100,7 +100,7 @@ def install(
 @click.command(
     "upgrade",
     cls=Command,
-    params=[_ids(required=False), _allow_source(), config_option(exposed=False), *plan_options()],
+    params=[_ids(required=False), _allow_source(), config_option(), *plan_options()],
 )
 def upgrade(ids: tuple[str, ...], allow_source: bool, **how: bool) -> None:
     """Upgrade the given plugins, or all installed ones, from their sources."""

@@ -75,7 +75,6 @@ def train(
     ctx: click.Context,
     /,
     files: tuple[Path, ...],
-    config_file: Path | None,
     plan_file: Path | None,
     emit: str | None,
     image: str | None,
@@ -89,16 +88,14 @@ def train(
     """
     from vox_core.run.session import StoppedAtOnce
 
-    settings = settings_from(TrainSettings, config_file, with_files(files, flags))
+    settings = settings_from(TrainSettings, with_files(files, flags))
     if emit:
         click.echo(_emitted(emit, settings, image), nl=False)
         ctx.exit()
     if settings.processes > 1 and world_of().size == 1:
         ctx.exit(_launched(settings))
     try:
-        report = library.train(
-            config=config_file, plan=plan_file, progress=True, **with_files(files, flags)
-        ).report
+        report = library.train(plan=plan_file, progress=True, **with_files(files, flags)).report
     except StoppedAtOnce as stop:
         kept = "nothing was saved" if stop.step is None else f"saved up to step {stop.step}"
         _stop(ctx, f"stopped at once, {kept}", stop.run, settings)

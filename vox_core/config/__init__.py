@@ -13,6 +13,7 @@ from vox_core.config.loading import (
     given as given,
     in_python as in_python,
     load_settings as load_settings,
+    named_file as named_file,
     reading as reading,
     require_keywords as require_keywords,
     settings_file as settings_file,

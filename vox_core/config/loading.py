@@ -53,7 +53,7 @@ _FLAGS = re.compile(
     r"--(?P<flag>[a-z]+(?:-[a-z]+)*)|(?P<option>-O\b))|"
     r"^(?P<key>[a-z-]+)(?=[.\d]* = )"
 )
-_stand_in: ContextVar[Path | None] = ContextVar("stand_in", default=None)
+_named_file: ContextVar[Path | None] = ContextVar("named_file", default=None)
 S = TypeVar("S", bound=Section)
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,41 +92,42 @@ def _keyword(found: re.Match[str]) -> str:
 
 
 @contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Use `file` as the `vox.toml` of every section within the block.
+def reading(file: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Use `file` as the `vox.toml` of every section within the block; None changes nothing.
 
-    A command enters it for its `--config`, so that the catalogs and the blocked plugins come from
-    the same file as its settings.
+    A command enters it for its `--config`, and a function of the Python API for its `config`, so
+    that the catalogs and the blocked plugins come from the same file as the settings.
     """
-    before = _stand_in.set(file)
+    before = _named_file.set(_named_file.get() if file is None else Path(file))
     try:
         yield
     finally:
-        _stand_in.reset(before)
+        _named_file.reset(before)
+
+
+def named_file() -> Path | None:
+    """Return the settings file that the command or call names, if it names one."""
+    return _named_file.get()
 
 
 def settings_file() -> Path:
-    """Return the settings file of this command, which may not exist."""
-    return _stand_in.get() or Path(CONFIG_FILE)
+    """Return the settings file of this command or call, which may not exist."""
+    return named_file() or Path(CONFIG_FILE)
 
 
-def load_settings(
-    kind: type[S], flags: Mapping[str, Any], *, file: Path | None = None, others: Others = None
-) -> S:
+def load_settings(kind: type[S], flags: Mapping[str, Any], *, others: Others = None) -> S:
     """Load the settings of one section from all three sources.
 
     Args:
         kind: the section's model.
         flags: the values given on the command line or in a call, by field name.
-        file: the `vox.toml` to read; by default that of the command (`reading`), else the one in
-            the current folder, if there is one.
         others: returns the names of plugins' sections, whose keys are checked when their plugins
             read them; None, or if it returns None: names beside the core's are not checked at all.
 
     Raises:
         ConfigError: C001 unknown keys, C002 bad values (all of them), C003 unreadable file.
     """
-    tables, path = read_toml(file), file or settings_file()
+    tables, path = read_toml(), settings_file()
     _require_known(tables, path, kind, others)
     written: dict[str, Any] = {}
     variables: dict[str, tuple[str, Any]] = {}
@@ -157,12 +158,12 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in flags.items() if not (v is None or (isinstance(v, tuple) and not v))}
 
 
-def source_of(kind: type[Section], name: str, config_file: Path | None) -> str:
+def source_of(kind: type[Section], name: str) -> str:
     """Return where a setting without a flag comes from: a variable's name, `vox.toml` or
     `default`."""
     if found := _from_environment(kind).get(name):
         return found[0]
-    return CONFIG_FILE if kebab(name) in read_toml(config_file).get(kind.section, {}) else "default"
+    return CONFIG_FILE if kebab(name) in read_toml().get(kind.section, {}) else "default"
 
 
 def require_keywords(kind: type[Section], names: Collection[str], *, loaded: bool = False) -> None:
@@ -185,10 +186,10 @@ def require_keywords(kind: type[Section], names: Collection[str], *, loaded: boo
         )
 
 
-def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
+def read_toml() -> dict[str, dict[str, Any]]:
     """Return the tables of `vox.toml`, unchecked (C003)."""
-    path = file or settings_file()
-    if file is None and _stand_in.get() is None and not path.exists():
+    path = settings_file()
+    if named_file() is None and not path.exists():
         return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -430,14 +430,14 @@ def write_model(job: WriteModelJob) -> None:
     call_hook(provider("model-formats", job.format), "vox_write_model", job=job)
 
 
-def read_settings(kind: type[S], flags: Mapping[str, Any], *, file: Path | None = None) -> S:
+def read_settings(kind: type[S], flags: Mapping[str, Any]) -> S:
     """Load settings as `load_settings` does; refuse one of no plugin, broken or not (C001)."""
 
     def others() -> Collection[str] | None:
         plugins = discover()
         return names_at("settings", plugins) if all(each.manifest for each in plugins) else None
 
-    return load_settings(kind, flags, file=file, others=others)
+    return load_settings(kind, flags, others=others)
 
 
 def section_of(found: Found, name: str) -> type[Section]:

@@ -39,7 +39,7 @@ def bundle() -> None:
     """Bundle plugins into one file, to install them without a network."""
 
 
-@bundle.command("list", params=[config_option(exposed=False), json_option()])
+@bundle.command("list", params=[config_option(), json_option()])
 def list_bundles(as_json: bool) -> None:
     """List the bundles of the catalog."""
     catalog = known()
@@ -89,7 +89,7 @@ def list_bundles(as_json: bool) -> None:
             is_flag=True,
             help="Build wheels with the build tools of this environment.",
         ),
-        config_option(exposed=False),
+        config_option(),
         json_option(),
     ],
 )
@@ -119,14 +119,14 @@ def build(
         click.echo(printable(f"next: {command('vox', 'bundle', 'install', out)}"))
 
 
-@bundle.command("verify", params=[FILE, config_option(exposed=False), json_option()])
+@bundle.command("verify", params=[FILE, config_option(), json_option()])
 def verify(file: Path, as_json: bool) -> None:
     """Check every file in bundle FILE against its lock and the catalog."""
     catalog = known()
     _show(verify_bundle(file, catalog), catalog, "sound", as_json)
 
 
-@bundle.command("install", params=[FILE, config_option(exposed=False), *plan_options()])
+@bundle.command("install", params=[FILE, config_option(), *plan_options()])
 def install(file: Path, **how: bool) -> None:
     """Verify bundle FILE and install its wheels without a network.
 

@@ -71,7 +71,6 @@ def check(
     ctx: click.Context,
     /,
     files: tuple[Path, ...],
-    config_file: Path | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -83,7 +82,7 @@ def check(
     no model. With --model or --template, every row is rendered with the chat template as for
     training, and the masks of the filtered rows are audited. Exit code 2 if there is an error.
     """
-    settings = settings_from(TrainSettings, config_file, with_files(files, flags))
+    settings = settings_from(TrainSettings, with_files(files, flags))
     on_the_line = given(flags).keys()  # a vox.toml from elsewhere names no code to run
     from vox_data.check import check as check_data
 
@@ -176,17 +175,15 @@ def _s(number: int) -> str:
     sections=_SECTIONS,
     epilog="Example: vox data stats train.jsonl --model smollm2-135m",
 )
-def stats(
-    files: tuple[Path, ...], config_file: Path | None, as_json: bool, **flags: Any
-) -> StatsReport:
+def stats(files: tuple[Path, ...], as_json: bool, **flags: Any) -> StatsReport:
     """Count rows, lengths, duplicates, languages and attributes of data files.
 
     FILES are data files, as for --data. All rows are counted, also those that the data filters
     leave out. Lengths are in characters. With a model, from --model or vox.toml, the filtered rows
     are tokenised too: tokens, trained tokens, and the tokens that each --seq-len would cut.
     """
-    settings = settings_from(TrainSettings, config_file, with_files(files, flags))
-    named = "model" in given(flags) or source_of(TrainSettings, "model", config_file) != "default"
+    settings = settings_from(TrainSettings, with_files(files, flags))
+    named = "model" in given(flags) or source_of(TrainSettings, "model") != "default"
     from vox_data.stats import stats as count
 
     with display() as shown:
@@ -326,7 +323,6 @@ def _truncation(tokens: TokenStats) -> Iterator[list[str]]:
 )
 def preview(
     files: tuple[Path, ...],
-    config_file: Path | None,
     as_json: bool,
     number: int,
     places: tuple[str, ...],
@@ -342,7 +338,7 @@ def preview(
     or in ⟦brackets⟧ without colours; special tokens are shown. The findings of the mask audit
     follow.
     """
-    settings = settings_from(TrainSettings, config_file, with_files(files, flags))
+    settings = settings_from(TrainSettings, with_files(files, flags))
     from vox_data.preview import preview as look
 
     with display() as shown:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 )
 def eval_(
     reference: str,
-    config_file: Path | None,
     harness: str | None,
     tasks: str | None,
     as_json: bool,
@@ -59,7 +58,7 @@ def eval_(
     --against says for each task whether RUN|MODEL is better or worse than the other, or that no
     difference is shown.
     """
-    settings = settings_from(EvalSettings, config_file, flags)
+    settings = settings_from(EvalSettings, flags)
     if bool(harness) != bool(tasks) or (harness and settings.suite):
         raise click.UsageError("give --suite, or --harness with --tasks")
     from vox_eval.evaluation import evaluate_and_compare

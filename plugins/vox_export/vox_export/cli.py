@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,9 +38,7 @@ NAMES = {"peft": "PEFT", "mlx": "mlx-lm"}
     ],
     epilog="Example: vox export runs/support --to ollama --quant q8_0",
 )
-def export(
-    run: str, config_file: Path | None, as_json: bool, **flags: Any
-) -> ExportReport | ConvertReport:
+def export(run: str, as_json: bool, **flags: Any) -> ExportReport | ConvertReport:
     """Export a run or a model for other programs, and verify the result.
 
     \b
@@ -55,7 +52,7 @@ def export(
     A GGUF file is compared with the original on rows of the run before it appears: by llama.cpp
     if that is installed, else by vox's own reader.
     """
-    settings = settings_from(ExportSettings, config_file, flags)
+    settings = settings_from(ExportSettings, flags)
     from vox_export.export import export as run_export
 
     with display() as shown:

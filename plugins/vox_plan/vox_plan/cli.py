@@ -90,7 +90,6 @@ def _size(text: str) -> int:
 )
 def plan(
     files: tuple[Path, ...],
-    config_file: Path | None,
     as_json: bool,
     memory: list[int],
     measure: bool,
@@ -104,7 +103,7 @@ def plan(
     --plan FILE` runs exactly what --json printed into FILE.
     """
     flags = with_files(files, flags)
-    settings = settings_from(TrainSettings, config_file, flags)
+    settings = settings_from(TrainSettings, flags)
     from vox_core.contract import Notice
     from vox_plan import planner
 

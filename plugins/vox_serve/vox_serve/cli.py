@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,7 +47,6 @@ def serve(
     references: tuple[str, ...],
     names: tuple[str, ...],
     api_key: str | None,
-    config_file: Path | None,
     emit: str | None,
     image: str | None,
     **flags: Any,
@@ -58,7 +56,7 @@ def serve(
     Each RUN is an adapter beside one base model, which is loaded once; each is a model by the name
     of its folder, and the base is one by its id. Runs of different bases need a server each.
     """
-    settings = settings_from(ServeSettings, config_file, flags)
+    settings = settings_from(ServeSettings, flags)
     from vox_serve import deploy, server, supervisor
 
     if emit:

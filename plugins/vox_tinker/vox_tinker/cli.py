@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,17 +42,15 @@ COMPUTE = (
     ],
     epilog="Example: vox tinker serve --model smollm2-135m --port 8000",
 )
-def serve(
-    models: tuple[str, ...], api_key: str | None, config_file: Path | None, **flags: Any
-) -> None:
+def serve(models: tuple[str, ...], api_key: str | None, **flags: Any) -> None:
     """Serve models to clients of the Tinker SDK.
 
     Set TINKER_BASE_URL to the printed address, and TINKER_API_KEY to the key, or to tml-local where
     there is none. Each training client is a run folder under --out.
     """
     of_training = {name: flags.pop(name) for name in COMPUTE}
-    own = settings_from(TinkerSettings, config_file, flags)
-    compute = settings_from(TrainSettings, config_file, of_training)
+    own = settings_from(TinkerSettings, flags)
+    compute = settings_from(TrainSettings, of_training)
     given = compute.model_fields_set & {*COMPUTE}
     settings = TrainSettings(**{name: getattr(compute, name) for name in given})
     from vox_tinker import server
