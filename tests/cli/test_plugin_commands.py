@@ -12,7 +12,7 @@ import pytest
 from tests.core.plugin_site import Site
 from vox_core.cli.plugin_commands import installed_commands
 from vox_core.errors import BackendError
-from vox_core.host.load import provider
+from vox_core.host.load import load_plugin, provider
 
 PLUGIN = """
 id = "{id}"
@@ -179,6 +179,15 @@ def test_the_provider_of_a_name(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
     assert provider("objectives", "mine").id == "second"
     monkeypatch.setenv("VOX_DISABLE_PLUGINS", "second")
     assert provider("objectives", "mine").id == "first"
+
+
+@pytest.mark.parametrize("api", ["1.0", "99.0"])
+def test_a_plugin_for_another_vox_is_not_imported(site: Site, api: str) -> None:
+    site.add("other", "raise SystemExit", manifest=PROVIDES.replace("{api}", api))
+    with pytest.raises(BackendError) as caught:
+        load_plugin(provider("objectives", "mine"))
+    assert caught.value.code == "VOX-B004"
+    assert f"api: written for {api}" in str(caught.value.found)
 
 
 def test_a_broken_plugin_may_be_the_one_that_provides_a_name(site: Site) -> None:

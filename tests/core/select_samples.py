@@ -16,7 +16,7 @@ from vox_core.host.probe import Accelerator, Device, Hardware, Machine, ProbeFau
 from vox_core.host.select import select
 
 GB = 10**9
-MACHINE = Machine("linux", "x86_64", "3.11.7", {"torch": "2.13.0"})
+MACHINE = Machine("linux", "x86_64", "3.11.7", {"torch": "2.13.0"}.get)
 KNOWN = {"cpu": "vox-ml-cpu", "cuda": "vox-ml-cuda", "mlx": "vox-ml-mlx"}
 TRAIN = Request("train")
 

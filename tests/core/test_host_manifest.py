@@ -29,7 +29,8 @@ families = "*"
 file = "probe.py"
 """
 OBSERVER = BACKEND.partition("[capabilities]")[0] + 'provides.hooks = ["vox_event"]\n'
-LINUX = Machine("linux", "x86_64", "3.11.7", {"torch": "2.13.0+cpu", "mlx": "0.33.0.dev1"})
+VERSIONS = {"torch": "2.13.0+cpu", "Torch": "2.13.0+cpu", "mlx": "0.33.0.dev1"}
+LINUX = Machine("linux", "x86_64", "3.11.7", VERSIONS.get)
 
 
 def faults_of(text: str) -> BackendError:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -97,13 +97,12 @@ def discover(path: Sequence[str] | None = None) -> tuple[Found, ...]:
     return _without_namesakes(sorted(found, key=lambda plugin: (plugin.id, plugin.distribution)))
 
 
-def installed_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return canonical distribution name -> version for the installed ones of `names`."""
-    versions: dict[str, str] = {}
-    for name in names:
-        with suppress(metadata.PackageNotFoundError):
-            versions[canonicalize_name(name)] = _field(metadata.distribution(name), "Version")
-    return {name: version for name, version in versions.items() if version != UNKNOWN}
+def installed_version(name: str) -> str | None:
+    """Return the version of a distribution, None if it is not installed or is damaged."""
+    with suppress(metadata.PackageNotFoundError):
+        version = _field(metadata.distribution(name), "Version")
+        return None if version == UNKNOWN else version
+    return None
 
 
 def _with_plugins(path: Sequence[str] | None) -> Iterator[metadata.Distribution]:

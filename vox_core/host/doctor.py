@@ -70,7 +70,7 @@ class Listed:
 def inventory() -> tuple[Listed, ...]:
     """Return every plugin, sorted by id; plugins that share an id are all listed."""
     plugins, known = discover(), known_plugins()
-    machine = this_machine(plugins)
+    machine = this_machine()
     blocked = blocked_plugins([plugin.id for plugin in plugins])
     listed = [_installed(plugin, machine, blocked.get(plugin.id)) for plugin in plugins]
     present = {plugin.id for plugin in plugins}
@@ -194,7 +194,7 @@ def examine(
         ConfigError: `vox.toml` or a variable about plugins or hardware is wrong.
     """
     everything = discover()
-    machine = this_machine(everything)
+    machine = this_machine()
     blocked = blocked_plugins([plugin.id for plugin in everything])
     plugins = [plugin for plugin in everything if plugin_id in (None, plugin.id)]
     if plugin_id is not None and not plugins:

@@ -86,7 +86,10 @@ def load_plugin(found: Found) -> pluggy.PluginManager:
 
 @contextmanager
 def _importing(found: Found, where: str = "") -> Iterator[None]:
-    """Map what a plugin raises while it is imported to B004; what it prints goes to stderr."""
+    """Refuse a plugin that does not fit this machine, and map what it raises while it is imported
+    to B004; what it prints goes to stderr."""
+    if found.manifest and (requirement := unmet(found.manifest, this_machine())):
+        raise broken(found, ": ".join(requirement))
     try:
         with redirect_stdout(sys.stderr):
             yield
@@ -479,8 +482,8 @@ def _names(point: str, plugin: Found) -> Sequence[str]:
 
 
 def usable_plugin(plugin_id: str) -> Found:
-    """Return the installed plugin of an id: one that is valid (or its fault), not disabled (B013)
-    and fits this machine (B004)."""
+    """Return the installed plugin of an id: one that is valid (or its fault) and not disabled
+    (B013)."""
     plugins = discover()
     found = next((each for each in plugins if each.id == plugin_id), None)
     if found is None:
@@ -490,9 +493,6 @@ def usable_plugin(plugin_id: str) -> Found:
         raise found.fault
     if plugin_id in (blocked := blocked_plugins([each.id for each in plugins])):
         raise _blocked(f"plugin {plugin_id!r} cannot be used", plugin_id, blocked)
-    assert found.manifest is not None
-    if requirement := unmet(found.manifest, this_machine([found])):
-        raise broken(found, ": ".join(requirement))
     return found
 
 

@@ -19,14 +19,13 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from vox_core.contract import Event, RunEnd
 from vox_core.host.discover import Found
 from vox_core.host.load import providers
-from vox_core.host.probe import Machine, unmet
 from vox_core.host.process import child_command, signal_name
-from vox_core.host.select import Seen
 
 LOAD_S = 60.0
 """Time limit of a plugin's import; a tensor library from a cold disk may take half of it."""
@@ -41,17 +40,19 @@ WAITING = 10_000
 class Observers:
     """The observers of a run."""
 
-    def __init__(self, seen: Seen | None = None) -> None:
+    def __init__(self, plugins: Sequence[Found] | None = None) -> None:
         """Start the observers; the next call of `tell` reports any failure.
 
         Args:
-            seen: facts cached for the run; by default, they are collected now.
+            plugins: those that are installed; by default, they are searched for.
         """
         self._listening: list[_Observer] = []
         self._faults: list[str] = []
-        seen = seen or Seen()
-        for plugin in providers("hooks", "vox_event", seen.plugins):
-            self._admit(plugin, seen.machine)
+        for plugin in providers("hooks", "vox_event", plugins):
+            try:
+                self._listening.append(_Observer(plugin.id))
+            except OSError as error:
+                self._faults.append(f"observer {plugin.id!r} is left out: {error}")
 
     def tell(self, event: Event) -> list[str]:
         """Send an event to all observers; after the end of a run, wait until they have handled it.
@@ -73,17 +74,6 @@ class Observers:
         for observer in self._listening:
             observer.end()
         self._listening.clear()
-
-    def _admit(self, plugin: Found, machine: Machine) -> None:
-        assert plugin.manifest is not None, plugin.id
-        why = ": ".join(unmet(plugin.manifest, machine) or ())
-        try:
-            if not why:
-                self._listening.append(_Observer(plugin.id))
-                return
-        except OSError as error:
-            why = str(error)
-        self._faults.append(f"observer {plugin.id!r} is left out: {why}")
 
     def _drop(self, observer: _Observer) -> None:
         self._listening.remove(observer)

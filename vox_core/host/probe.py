@@ -18,24 +18,23 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 from pydantic import Field, TypeAdapter, ValidationError
 
 from vox_core.bounded_json import schema_faults
 from vox_core.catalog import checked_by
 from vox_core.contract import API_VERSION, DType
 from vox_core.errors import ConfigError
-from vox_core.host.discover import Found, installed_versions
+from vox_core.host.discover import Found, installed_version
 from vox_core.host.manifest import Manifest, api_order
 from vox_core.host.process import Failed, output_of
 
@@ -226,29 +225,21 @@ class Machine:
         os: `linux`, `macos` or `windows`.
         arch: in a manifest's spelling: `x86_64`, `arm64`, …
         python: version.
-        distributions: canonical name -> version, of those that a manifest requires.
+        version_of: returns the version of a distribution, None if it is not installed.
     """
 
     os: str
     arch: str
     python: str
-    distributions: Mapping[str, str] = field(default_factory=dict)
+    version_of: Callable[[str], str | None] = installed_version
 
 
-def this_machine(plugins: Iterable[Found]) -> Machine:
-    """Return this machine's facts, with the distributions that `plugins` require."""
+def this_machine() -> Machine:
     architecture = platform.machine().lower()
-    required = [
-        Requirement(text).name
-        for plugin in plugins
-        if plugin.manifest
-        for text in plugin.manifest.requires.distributions
-    ]
     return Machine(
         os=_SYSTEMS.get(sys.platform, sys.platform),
         arch=_ARCHITECTURES.get(architecture, architecture),
         python=platform.python_version(),
-        distributions=installed_versions(required),
     )
 
 
@@ -274,7 +265,7 @@ def requirements(manifest: Manifest, machine: Machine) -> dict[str, str]:
         "api": "" if theirs[0] == ours[0] and theirs <= ours else api,
         "platform": ", ".join(platforms),
         "python": "" if python else f"{machine.python} (needs: {needs.python})",
-        "distribution": _unmet(map(Requirement, needs.distributions), machine.distributions),
+        "distribution": _unmet(map(Requirement, needs.distributions), machine.version_of),
     }
 
 
@@ -294,17 +285,24 @@ def _api_remedy(manifest: Manifest) -> str:
 
 def missing_libraries(distribution: str) -> str:
     """Return which requirements in a distribution's own metadata are not met; "" if all are."""
-    with suppress(metadata.PackageNotFoundError, InvalidRequirement):
-        needs = [*map(Requirement, metadata.requires(distribution) or ())]
-        needs = [each for each in needs if not each.marker or each.marker.evaluate({"extra": ""})]
-        return _unmet(needs, installed_versions(each.name for each in needs))
+    with suppress(metadata.PackageNotFoundError):
+        return _unmet(applicable(metadata.requires(distribution) or ()), installed_version)
     return ""
 
 
-def _unmet(needs: Iterable[Requirement], versions: Mapping[str, str]) -> str:
+def applicable(texts: Iterable[str]) -> Iterator[Requirement]:
+    """Parse requirements; skip invalid ones and those whose markers do not hold here."""
+    for text in texts:
+        with suppress(InvalidRequirement):
+            need = Requirement(text)
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                yield need
+
+
+def _unmet(needs: Iterable[Requirement], version_of: Callable[[str], str | None]) -> str:
     reasons = []
     for required in needs:
-        version = versions.get(canonicalize_name(required.name))
+        version = version_of(required.name)
         if version is None:
             reasons.append(f"{required} is not installed")
         elif not required.specifier.contains(version, prereleases=True):

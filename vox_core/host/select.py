@@ -53,7 +53,7 @@ from vox_core.host.judge import (
     static_refusal,
 )
 from vox_core.host.load import Backend, broken, load_backend
-from vox_core.host.probe import Accelerator, Hardware, Machine, hardware_remedy, this_machine
+from vox_core.host.probe import Accelerator, Hardware, hardware_remedy, this_machine
 from vox_core.text import nearest
 
 TELLS_MORE = "see `vox backend explain`"
@@ -334,11 +334,6 @@ class Seen:
         return discover.discover()
 
     @cached_property
-    def machine(self) -> Machine:
-        """The machine that manifests are compared with."""
-        return this_machine(self.plugins)
-
-    @cached_property
     def blocked(self) -> dict[str, str]:
         """Id of a blocked plugin -> the place that blocks it."""
         return blocked_plugins([plugin.id for plugin in self.plugins])
@@ -359,7 +354,7 @@ class Seen:
         backends = [plugin for plugin in self.plugins if _is_candidate(plugin, request)]
         environment = Surroundings(
             accelerators=self._accelerators,
-            machine=self.machine,
+            machine=this_machine(),
             blocked=self.blocked,
             known=known,
             able=_able(request, self._accelerators) if known else (),

@@ -80,7 +80,7 @@ def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
 def answer() -> str:
     """The installed plugins as JSON: distribution, id and fault or null; runs in a child."""
     plugins = discover()
-    machine = this_machine(plugins)
+    machine = this_machine()
     rows = []
     for plugin in plugins:
         fault = on_one_line(plugin.fault) if plugin.fault else None
@@ -240,7 +240,7 @@ def _misfits(plan: InstallPlan, sites: Sequence[Path]) -> Iterator[str]:
     """Faults of the staged plugins, apart from requirements on other distributions."""
     found = discover([str(site) for site in sites])
     changed = {change.name for change in plan.changes}
-    machine = this_machine(found)
+    machine = this_machine()
     for target in plan.targets:
         name = _distribution(target, plan)
         mine = [each for each in found if canonicalize_name(each.distribution) == name]

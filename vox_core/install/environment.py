@@ -25,16 +25,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from vox_core.errors import InputError
 from vox_core.files import existing
+from vox_core.host.probe import applicable
 from vox_core.install.undo import LOCK
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 Kind: TypeAlias = Literal["venv", "uv-tool", "pipx", "conda", "externally-managed", "system"]
 
@@ -125,7 +128,7 @@ class Environment:
                 if version and name not in found.versions:
                     texts = known.get_all("Requires-Dist") or ()
                     found.versions[name], found.distributions[name] = version, each
-                    found.needs[name] = [*requirements(texts)]
+                    found.needs[name] = [*applicable(texts)]
         return found
 
     def owns(self, distribution: metadata.Distribution) -> bool:
@@ -201,15 +204,6 @@ def is_met(need: Requirement, versions: Mapping[str, str]) -> bool:
         return need.specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:  # only a build tells the version
         return True
-
-
-def requirements(texts: Sequence[str]) -> Iterator[Requirement]:
-    """Parse requirements; skip invalid ones and those whose markers do not hold here."""
-    for text in texts:
-        with suppress(InvalidRequirement):
-            need = Requirement(text)
-            if need.marker is None or need.marker.evaluate({"extra": ""}):
-                yield need
 
 
 def closure(names: Sequence[str], needs: Mapping[str, Sequence[Requirement]]) -> list[str]:

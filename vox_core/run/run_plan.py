@@ -27,15 +27,12 @@ from vox_core.data.rows import learns_from_answers
 from vox_core.errors import BackendError, ConfigError, OutputError, PlanError, VoxError, command
 from vox_core.host.discover import Found
 from vox_core.host.load import (
-    broken,
     format_error,
     load_plugin,
     no_provider,
     providers,
     require_example_each,
 )
-from vox_core.host.probe import unmet
-from vox_core.host.select import Seen
 from vox_core.run import folder, plan, resume
 from vox_core.run.controller import rate_warning
 from vox_core.run.folder import RunFolder
@@ -421,9 +418,9 @@ def with_advice(plan: RunPlan, tell: Tell) -> RunPlan:
     Raises:
         VoxError: a plugin's error for the user. A refusal is not raised: it is in `advice`.
     """
-    seen, made = plan.inputs.seen, plan.execution
-    plugins = providers("hooks", "vox_advise", seen.plugins)
-    advice = _merged([_ask(each, seen, plan, tell) for each in plugins])
+    made = plan.execution
+    plugins = providers("hooks", "vox_advise", plan.inputs.seen.plugins)
+    advice = _merged([_ask(each, plan, tell) for each in plugins])
     if plan.fresh and plan.pinned is None and plan.settings.tune != "ignore":
         tokens = advice.micro_batch_tokens
         if tokens is None or fixed_micro_batch(plan.settings, made):
@@ -447,11 +444,8 @@ def _merged(every: Sequence[Advice]) -> Advice:
     )
 
 
-def _ask(plugin: Found, seen: Seen, plan: RunPlan, tell: Tell) -> Advice:
-    assert plugin.manifest is not None, plugin.id
+def _ask(plugin: Found, plan: RunPlan, tell: Tell) -> Advice:
     try:
-        if requirement := unmet(plugin.manifest, seen.machine):
-            raise broken(plugin, ": ".join(requirement))
         hook = load_plugin(plugin).hook.vox_advise
     except BackendError as error:
         return _fault(plugin, str(error.found))

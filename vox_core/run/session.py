@@ -179,7 +179,7 @@ class Session:
                 if plan.fresh and plan.settings.out is None:
                     plan = replace(plan, run=folder.unused(plan.run))
                 observers = stack.enter_context(
-                    contextlib.closing(Observers(seen=plan.inputs.seen))
+                    contextlib.closing(Observers(plan.inputs.seen.plugins))
                 )
                 left = stack.enter_context(folder.locked(plan.run))
                 if plan.fresh and not resume.is_new(plan.run):  # made since it was planned
