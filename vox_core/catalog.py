@@ -8,7 +8,7 @@
 `VOX_CATALOG` and `[plugin] catalogs` in `vox.toml` name additional files; callers pass the latter.
 A field of an entry is a key of the file (in kebab-case) and is required if it has no default. Its
 description appears in faults and in docs/reference/catalog.md. All faults of all files are reported
-together.
+together, except that of several cycles of bundles there is one.
 
 `objections` checks a plugin's requirements for a machine. This module downloads and installs
 nothing, and guesses no names.
@@ -20,6 +20,7 @@ import os
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
 from urllib.parse import unquote, urlsplit
@@ -438,24 +439,12 @@ def _between(
                 if name not in known:
                     what = f"{key}: there is no {section} {name!r}{hint(name, known)}"
                     yield bundle.catalog, f"bundle {bundle.id}: {what}"
-    seen: set[str] = set()
-    for bundle in bundles.values():
-        if bundle.id not in seen and (way := _way_back(bundle.id, bundles)):
-            seen.update(way)
-            yield bundle.catalog, f"bundle {bundle.id}: extends: a cycle: {' -> '.join(way)}"
-
-
-def _way_back(start: str, bundles: Mapping[str, BundleEntry]) -> list[str]:
-    """Return the shortest path from a bundle to itself; empty if there is none."""
-    ways, seen = [[start]], set[str]()
-    for way in ways:
-        for base in bundles[way[-1]].extends if way[-1] in bundles else ():
-            if base == start:
-                return [*way, base]
-            if base not in seen:
-                seen.add(base)
-                ways.append([*way, base])
-    return []
+    try:
+        TopologicalSorter({bundle.id: bundle.extends for bundle in bundles.values()}).prepare()
+    except CycleError as error:
+        cycle = error.args[1][::-1]  # each extends the next
+        what = f"extends: a cycle: {' -> '.join(cycle)}"
+        yield bundles[cycle[0]].catalog, f"bundle {cycle[0]}: {what}"
 
 
 def _tables(

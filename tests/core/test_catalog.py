@@ -326,12 +326,13 @@ def test_a_breach_of_each_rule_alone(tmp_path: Path, rule: str) -> None:
 
 
 def test_one_report_lists_every_breach_of_every_rule(tmp_path: Path) -> None:
-    """As the plugin host does."""
-    path = write(tmp_path, "".join(text for text, _ in RULES.values()))
+    """As the plugin host does; of two cycles one would be told."""
+    rules = [rule for name, rule in RULES.items() if name != "itself"]
+    path = write(tmp_path, "".join(text for text, _ in rules))
     with pytest.raises(ConfigError) as caught:
         read_catalogs([path])
-    assert len(caught.value.faults) == len(RULES)
-    for _, said in RULES.values():
+    assert len(caught.value.faults) == len(rules)
+    for _, said in rules:
         assert f"  - {said}" in str(caught.value)
 
 
