@@ -109,10 +109,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a candidate is refused; `kind` is the filter that refused it."""
+    """Why a candidate is refused, and what repairs the part at fault, if anything does; `kind` is
+    the filter that refused it."""
 
     kind: str
     reason: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,23 +139,6 @@ class Judged:
     def accelerates(self) -> bool:
         return any(device.tag != "cpu" for device in self.hardware.devices)
 
-    def repair(self, environment: Surroundings) -> str:
-        """Return the remedy for the refusal; it repairs the part that is at fault."""
-        plugin, refusal = self.found, self.refusal
-        assert refusal is not None, plugin.id
-        if plugin.fault or plugin.manifest is None:
-            return plugin.fault.remedy if plugin.fault else plugin.reinstall
-        match refusal.kind:
-            case "blocked":
-                return unblock(plugin.id, environment.blocked.get(plugin.id, ""))
-            case "probe":
-                return probe_remedy(plugin, refusal.reason)
-            case "hardware":
-                return hardware_remedy(plugin.manifest.requires.hardware_tag)
-            case "api" | "platform" | "python" | "distribution":
-                return requirement_remedy(plugin.manifest, refusal.kind)
-        return plugin.reinstall
-
 
 def judge_all(
     request: Request, candidates: Sequence[Candidate], environment: Surroundings
@@ -170,9 +155,11 @@ def _judge(request: Request, candidate: Candidate, environment: Surroundings) ->
         return Judged(plugin, refusal)
     assert hardware is not None, f"{plugin.id} was not probed"
     if isinstance(hardware, ProbeFault):
-        return Judged(plugin, Refusal("probe", hardware.reason))
-    if absence := _absence(hardware, plugin.manifest.requires.hardware_tag):
-        return Judged(plugin, Refusal("hardware", f"{ABSENT}{absence}"))
+        remedy = probe_remedy(plugin, hardware.reason)
+        return Judged(plugin, Refusal("probe", hardware.reason, remedy))
+    tag = plugin.manifest.requires.hardware_tag
+    if absence := _absence(hardware, tag):
+        return Judged(plugin, Refusal("hardware", f"{ABSENT}{absence}", hardware_remedy(tag)))
     judged = Judged(plugin, None, hardware)
     level = 0 if not _has_memory(judged, request.memory_needed) else 2 if judged.accelerates else 1
     rank = (level, plugin.id == request.resumed_from, plugin.manifest.priority)
@@ -182,16 +169,18 @@ def _judge(request: Request, candidate: Candidate, environment: Surroundings) ->
 def static_refusal(request: Request, plugin: Found, environment: Surroundings) -> Refusal | None:
     """Return the first reason for refusal that needs no probe, or None."""
     manifest = plugin.manifest
-    if plugin.fault or manifest is None:
-        return Refusal("manifest", on_one_line(plugin.fault) if plugin.fault else "no manifest")
+    if manifest is None:
+        assert plugin.fault is not None, plugin.id
+        return Refusal("manifest", on_one_line(plugin.fault), plugin.fault.remedy)
     if not manifest.is_backend:  # and named all the same
         return Refusal("capability", "no backend: its manifest has no [capabilities]")
     if request.explicit not in (None, plugin.id):
         return Refusal("explicit", f"not asked for ({request.asked})")
     if who := environment.blocked.get(plugin.id):
-        return Refusal("blocked", blocking(plugin.id, who))
+        return Refusal("blocked", blocking(plugin.id, who), unblock(plugin.id, who))
     if requirement := unmet(manifest, environment.machine):
-        return Refusal(requirement[0], ": ".join(requirement))
+        remedy = requirement_remedy(manifest, requirement[0])
+        return Refusal(requirement[0], ": ".join(requirement), remedy)
     if lack := lacking(request, manifest.capabilities):
         return Refusal("capability", f"capability: {lack}")
     if request.explicit is None and not manifest.automatic:

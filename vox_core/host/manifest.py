@@ -56,7 +56,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 from pydantic import (
     BeforeValidator,
     ConfigDict,
@@ -284,12 +284,6 @@ def parse_manifest(text: str, where: object) -> Manifest:
     return manifest
 
 
-def api_order(api: str) -> tuple[int, int]:
-    """Return `major.minor` as a tuple of numbers, which sorts as versions do."""
-    major, minor = api.split(".")
-    return int(major), int(minor)
-
-
 @cache
 def _schema() -> TypeAdapter[Manifest]:
     return TypeAdapter(Manifest)
@@ -331,6 +325,6 @@ def _invalid(where: object, faults: list[str], api: object = None) -> BackendErr
 
 def _is_newer(api: object) -> bool:
     try:
-        return api_order(str(api)) > api_order(API_VERSION)
-    except ValueError:
+        return Version(str(api)) > Version(API_VERSION)
+    except InvalidVersion:
         return False

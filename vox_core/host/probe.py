@@ -28,6 +28,7 @@ from typing import Annotated, TypeAlias
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from pydantic import Field, TypeAdapter, ValidationError
 
 from vox_core.bounded_json import schema_faults
@@ -35,7 +36,7 @@ from vox_core.catalog import checked_by
 from vox_core.contract import API_VERSION, DType
 from vox_core.errors import ConfigError
 from vox_core.host.discover import Found, installed_version
-from vox_core.host.manifest import Manifest, api_order
+from vox_core.host.manifest import Manifest
 from vox_core.host.process import Failed, output_of
 
 LIMIT_S = 20.0
@@ -258,11 +259,11 @@ def requirements(manifest: Manifest, machine: Machine) -> dict[str, str]:
         for here, allowed in sides
         if allowed and here not in allowed
     ]
-    theirs, ours = api_order(manifest.api), api_order(API_VERSION)
+    theirs, ours = Version(manifest.api), Version(API_VERSION)
     api = f"written for {manifest.api}, this vox speaks {API_VERSION}; {_api_remedy(manifest)}"
     python = SpecifierSet(needs.python).contains(machine.python, prereleases=True)
     return {
-        "api": "" if theirs[0] == ours[0] and theirs <= ours else api,
+        "api": "" if theirs.major == ours.major and theirs <= ours else api,
         "platform": ", ".join(platforms),
         "python": "" if python else f"{machine.python} (needs: {needs.python})",
         "distribution": _unmet(map(Requirement, needs.distributions), machine.version_of),
@@ -279,7 +280,7 @@ def requirement_remedy(manifest: Manifest, kind: str) -> str:
 
 
 def _api_remedy(manifest: Manifest) -> str:
-    newer = api_order(manifest.api) > api_order(API_VERSION)
+    newer = Version(manifest.api) > Version(API_VERSION)
     return "upgrade vox-ml" if newer else f"vox plugin upgrade {manifest.id}"
 
 

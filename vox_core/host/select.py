@@ -123,9 +123,8 @@ def _explicit(request: Request, judged: Sequence[Judged], environment: Surroundi
     chosen = next((each for each in judged if each.found.id == request.explicit), None)
     if chosen is None:
         raise _not_installed(request, judged, environment)
-    verdict = chosen.verdict
-    if verdict.status == "broken":
-        error = broken(chosen.found, verdict.reason).but(remedy=chosen.repair(environment))
+    if chosen.refusal and chosen.verdict.status == "broken":
+        error = broken(chosen.found, chosen.refusal.reason).but(remedy=chosen.refusal.remedy)
         raise error from chosen.found.fault
     if chosen.refusal:
         raise _none_usable(request, judged, environment)
@@ -186,17 +185,14 @@ def _idle(
         return _without_backend(accelerator, environment)
     asking = [each for each in drivers if each.refusal is None or each.refusal.kind not in _GOES_ON]
     driver = (asking or drivers)[0]
-    verdict = driver.verdict
-    # Its own probe found at most a CPU although the core detects the accelerator.
-    no_hardware = driver.refusal is None or driver.refusal.kind == "hardware"
-    state = f"is {verdict.status} ({verdict.reason})"
-    if no_hardware:
+    verdict, refusal = driver.verdict, driver.refusal
+    if refusal is None or refusal.kind == "hardware":  # its own probe found at most a CPU
         state = f"cannot use it ({verdict.reason.removeprefix(ABSENT)})"
+        remedy = hardware_remedy(accelerator.tag)
+    else:
+        state, remedy = f"is {verdict.status} ({verdict.reason})", refusal.remedy
     what = f"{accelerator.name} is here, but its backend {verdict.id!r} {state}"
-    if not asking:
-        return _Idle(what)
-    repair = hardware_remedy(accelerator.tag) if no_hardware else driver.repair(environment)
-    return _Idle(what, repair)
+    return _Idle(what, remedy if asking else "")
 
 
 def _without_backend(accelerator: Accelerator, environment: Surroundings) -> _Idle:
@@ -249,17 +245,16 @@ def _none_usable(
         "B002",
         f"{who} for `{request.operation}`" + (f" with {wished}" if wished else ""),
         faults=[f"{v.id:<{ids}}  {v.version:<{versions}}  {v.status:<8}  {v.reason}" for v in rows],
-        remedy=(_who_is_able(judged, environment) or _way_out(request, shown, environment))
-        + TELLS_MORE,
+        remedy=(_who_is_able(judged, environment) or _way_out(request, shown)) + TELLS_MORE,
     )
 
 
-def _way_out(request: Request, judged: Sequence[Judged], environment: Surroundings) -> str:
+def _way_out(request: Request, judged: Sequence[Judged]) -> str:
     """Return the remedy that admits the only backend, or else the requirement that none meets."""
     (first, *others) = judged
     if others or first.refusal is None or first.refusal.kind in ("capability", "automatic"):
         return _concession(request, judged)
-    return f"{first.repair(environment)}, or "
+    return f"{first.refusal.remedy}, or "
 
 
 def _who_is_able(judged: Sequence[Judged], environment: Surroundings) -> str:
@@ -272,7 +267,7 @@ def _who_is_able(judged: Sequence[Judged], environment: Surroundings) -> str:
         if refusal and refusal.kind == "explicit":
             return f"choose --backend {name}, which has it; or "
         if refusal and refusal.kind == "blocked":
-            return f"{here[name].repair(environment)}, or "
+            return f"{refusal.remedy}, or "
     return ""
 
 
