@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -33,7 +33,7 @@ from vox_core.host.judge import on_one_line
 from vox_core.host.probe import requirements, this_machine, unmet
 from vox_core.host.process import ENDING, Failed, handled, output_of
 from vox_core.install import undo
-from vox_core.install.environment import CORE, Environment, Installed, local_path
+from vox_core.install.environment import CORE, Environment, local_path
 from vox_core.install.plan import InstallPlan, belongs_to_core, require_ended, require_kept
 from vox_core.install.requirements import Target, misfit
 from vox_core.install.uv import Report, Uv, failure
@@ -65,12 +65,12 @@ def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
     interrupting = handled(signal.default_int_handler, *ENDING)
     with storage_errors(environment.prefix), environment.locked(), interrupting:
         require_ended(environment)  # else its copies of files would go with the scratch folder
-        there = environment.installed()
-        _require_as_planned(plan, there.versions)
+        now = replace(environment)  # with what is installed now, under the lock
+        _require_as_planned(plan, now)
         shutil.rmtree(scratch, ignore_errors=True)
         try:
             scratch.mkdir()
-            _carry_out(plan, there, site, scratch, report)
+            _carry_out(replace(plan, environment=now), site, scratch, report)
         finally:
             with handled(signal.SIG_IGN, *ENDING):
                 if undo.unfinished(site) is None:
@@ -93,10 +93,9 @@ def answer() -> str:
 # --- the steps ------------------------------------------------------------------------------------
 
 
-def _carry_out(
-    plan: InstallPlan, there: Installed, site: Path, scratch: Path, report: Report
-) -> None:
+def _carry_out(plan: InstallPlan, site: Path, scratch: Path, report: Report) -> None:
     environment, removes, doing = plan.environment, plan.action == "remove", _named(plan)
+    distributions = environment.installed.distributions
     source = scratch / "source"
     source.mkdir()
     if plan.unpack is not None:
@@ -105,16 +104,16 @@ def _carry_out(
         (source / LOCK).write_text(plan.lock, encoding="utf-8")
     uv = Uv(environment, only=source if plan.unpack is not None else None)
     how = [*_FROM_LOCK, str(source / LOCK), *plan.options]
-    added = [] if removes else _fetched(plan, there, uv, how, scratch / "stage")
+    added = [] if removes else _fetched(plan, uv, how, scratch / "stage")
     if added:
         report(f"fetched {', '.join(change.name for change in plan.changes)}")
     going = [
         each.name
         for each in plan.changes
-        if each.before is not None and environment.owns(there.distributions[each.name])
+        if each.before is not None and environment.owns(distributions[each.name])
     ]
-    replaced = [path for name in going for path, _, _ in _files(there.distributions[name])]
-    owned = _owned({*replaced}, there, but=going)
+    replaced = [path for name in going for path, _, _ in _files(distributions[name])]
+    owned = _owned({*replaced}, environment, but=going)
     change = undo.begin(site, doing, added, replaced)
     try:
         if going:
@@ -137,9 +136,7 @@ def _carry_out(
         raise
 
 
-def _fetched(
-    plan: InstallPlan, there: Installed, uv: Uv, how: Sequence[str], stage: Path
-) -> list[Path]:
+def _fetched(plan: InstallPlan, uv: Uv, how: Sequence[str], stage: Path) -> list[Path]:
     """Have uv install into a scratch folder, check what it holds, and give where it would go."""
     direct = [change.name for change in plan.changes if change.direct]
     afresh = [part for name in direct for part in ("--refresh-package", name)]
@@ -159,7 +156,7 @@ def _fetched(
         for path, recorded, digest in _files(distribution, plan.environment.place_of(site, stage))
     ]
     touched = [change.name for change in plan.changes if change.before is not None]
-    if faults := [*_taken(files, plan.environment, there, touched)]:
+    if faults := [*_taken(files, plan.environment, touched)]:
         what = "a wheel would overwrite files that are not its own"
         remedy = "do not install it; tell its authors what it brings; nothing was changed"
         raise InputError("I003", what, where=plan.environment, faults=faults, remedy=remedy)
@@ -167,7 +164,7 @@ def _fetched(
         raise misfit(faults, plan.environment)
     versions = {str(name): distribution.version for name, distribution, _ in staged}
     built = [replace(each, after=versions.get(each.name, each.after)) for each in plan.changes]
-    require_kept(built, plan.environment, there)
+    require_kept(built, plan.environment)
     shutil.rmtree(stage)
     return [each.path for each in files]
 
@@ -182,11 +179,11 @@ class _File(NamedTuple):
 
 
 def _taken(
-    files: Sequence[_File], environment: Environment, there: Installed, touched: Collection[str]
+    files: Sequence[_File], environment: Environment, touched: Collection[str]
 ) -> Iterator[str]:
     """Files of other distributions that would be overwritten, and additions to vox's own."""
     commands = environment.folders[-1].resolve()
-    owned = _owned({each.path for each in files if os.path.lexists(each.path)}, there)
+    owned = _owned({each.path for each in files if os.path.lexists(each.path)}, environment)
     seen: dict[Path, _File] = {}
     for each in files:
         had = owned.get(each.path, {})
@@ -211,11 +208,11 @@ def _taken(
 
 
 def _owned(
-    paths: Collection[Path], there: Installed, but: Collection[str] = ()
+    paths: Collection[Path], environment: Environment, but: Collection[str] = ()
 ) -> dict[Path, dict[str, str]]:
     """Path -> distributions that list it, with its digest in their RECORDs."""
     found: dict[Path, dict[str, str]] = {}
-    for name, distribution in there.distributions.items() if paths else ():
+    for name, distribution in environment.installed.distributions.items() if paths else ():
         for path, _, digest in () if name in but else _files(distribution):
             if path in paths:
                 found.setdefault(path, {})[name] = digest
@@ -266,16 +263,17 @@ def _distribution(target: Target, plan: InstallPlan) -> str | None:
 # --- checks ---------------------------------------------------------------------------------------
 
 
-def _require_as_planned(plan: InstallPlan, now: Mapping[str, str]) -> None:
+def _require_as_planned(plan: InstallPlan, environment: Environment) -> None:
     """Raises InputError I011 if other versions are installed than when the plan was made."""
-    if now != plan.installed:
-        moved = sorted({name for name, _ in {*now.items()} ^ {*plan.installed.items()}})
+    planned, now = plan.environment.installed.versions, environment.installed.versions
+    if now != planned:
+        moved = sorted({name for name, _ in {*now.items()} ^ {*planned.items()}})
         raise InputError(
             "I011",
             "the environment has changed since the plan was made",
             where=plan.environment,
             found=", ".join(f"{name} {now.get(name, 'not installed')}" for name in moved),
-            expected=", ".join(f"{n} {plan.installed.get(n, 'not installed')}" for n in moved),
+            expected=", ".join(f"{n} {planned.get(n, 'not installed')}" for n in moved),
             remedy="run again, for a plan of what is there now",
         )
 

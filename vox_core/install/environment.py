@@ -23,6 +23,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -67,9 +68,10 @@ class Installed:
     needs: dict[str, list[Requirement]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Environment:
-    """An interpreter's folders of packages and commands.
+    """An interpreter's folders of packages and commands, and the distributions there as of their
+    first use.
 
     Args:
         base_prefix: the prefix of the Python that a virtual environment was made from.
@@ -118,8 +120,9 @@ class Environment:
     def __str__(self) -> str:
         return f"{self.prefix} ({KINDS[self.kind]})"
 
+    @cached_property
     def installed(self) -> Installed:
-        """Read the distributions that the interpreter sees."""
+        """The distributions that the interpreter sees."""
         found = Installed({}, {}, {})
         for each in metadata.distributions(path=[*self.path]):
             with suppress(OSError, ValueError, KeyError, TypeError):  # damaged metadata

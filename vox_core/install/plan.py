@@ -19,7 +19,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -95,7 +95,6 @@ class InstallPlan:
         notes: what the user should know, in words.
         lock: `pylock.toml` of the changes.
         options: of `uv pip install`: which sources may be built.
-        installed: distribution -> version when the plan was made.
         unpack: writes a lock and its wheels into a folder; uv then sees nothing else.
     """
 
@@ -106,7 +105,6 @@ class InstallPlan:
     notes: tuple[str, ...] = ()
     lock: str = ""
     options: tuple[str, ...] = ()
-    installed: Mapping[str, str] = field(default_factory=dict)
     unpack: Callable[[Path], None] | None = None
 
 
@@ -128,12 +126,12 @@ def plan_install(
     Raises:
         InputError: I001 to I007, I013: why it is refused.
     """
-    environment, there = _here()
+    environment = _here()
     if source is None:
-        wanted = from_catalog(ids, there)
+        wanted = from_catalog(ids, environment.installed)
     else:
-        wanted = [from_source(source, ids[0] if ids else None, there)]
-    return _plan("install", environment, there, wanted, (), allow_source, report)
+        wanted = [from_source(source, ids[0] if ids else None, environment.installed)]
+    return _plan("install", environment, wanted, (), allow_source, report)
 
 
 def plan_upgrade(
@@ -144,13 +142,13 @@ def plan_upgrade(
     Raises:
         InputError: I001 to I007, I010, I013: why it is refused.
     """
-    environment, there = _here()
+    environment = _here()
     found = discover()
     chosen = [_installed(id, found) for id in ids] if ids else found
-    newer = [_newer(plugin, there) for plugin in chosen]
+    newer = [_newer(plugin, environment.installed) for plugin in chosen]
     wanted = [each for each in newer if isinstance(each, Target)]
     notes = [each for each in newer if isinstance(each, str)]
-    return _plan("upgrade", environment, there, wanted, notes, allow_source, report)
+    return _plan("upgrade", environment, wanted, notes, allow_source, report)
 
 
 def plan_remove(ids: Sequence[str]) -> InstallPlan:
@@ -162,18 +160,19 @@ def plan_remove(ids: Sequence[str]) -> InstallPlan:
     Raises:
         InputError: I001, I005, I010 or I013: why it is refused.
     """
-    environment, there = _here()
+    environment = _here()
     found = discover()
     names = sorted({canonicalize_name(_installed(id, found).distribution) for id in ids})
     environment.require_changeable(remove=names)
     for name in names:
-        _require_inside(name, environment, there)
+        _require_inside(name, environment)
+    there = environment.installed
     changes = tuple(Change(name, there.versions[name], None) for name in names)
-    require_kept(changes, environment, there)
+    require_kept(changes, environment)
     theirs = {*closure(names, there.needs)}
     left = theirs - {*names, *closure([*KEPT, *(there.needs.keys() - theirs)], there.needs)}
     notes = (f"nothing else needs: {', '.join(sorted(left))}; they stay",) if left else ()
-    return InstallPlan("remove", environment, changes, (), notes, installed=there.versions)
+    return InstallPlan("remove", environment, changes, (), notes)
 
 
 def plan_wheels(
@@ -190,17 +189,16 @@ def plan_wheels(
     Raises:
         InputError: I001, I005, I006 or I013: why it is refused.
     """
-    environment, there = _here()
+    environment = _here()
     environment.require_changeable(add=[file_name(change.source) for change in changes])
-    _require_no_intruder(environment, there)
-    require_kept(changes, environment, there)
+    _require_no_intruder(environment)
+    require_kept(changes, environment)
     return InstallPlan(
         "install",
         environment,
         tuple(changes),
         tuple(wanted),
-        (*notes, *_unusable(wanted, changes, there.versions)),
-        installed=there.versions,
+        (*notes, *_unusable(wanted, changes, environment.installed.versions)),
         unpack=unpack,
     )
 
@@ -221,7 +219,6 @@ def cut_off() -> list[Check]:
 def _plan(
     action: Action,
     environment: Environment,
-    there: Installed,
     wanted: Sequence[Target],
     notes: Sequence[str],
     allow_source: bool,
@@ -232,8 +229,8 @@ def _plan(
     if not requirements:
         return InstallPlan(action, environment, (), (), tuple(notes))
     environment.require_changeable(add=requirements)
-    _require_no_intruder(environment, there)
-    uv = Uv(environment)
+    _require_no_intruder(environment)
+    uv, versions = Uv(environment), environment.installed.versions
     named = {text: name for text in requirements if (name := _built_name(text))}
     unclear = [text for text in named if not Path(text).is_dir() or needs_build(Path(text))]
     for text in unclear:
@@ -241,20 +238,18 @@ def _plan(
     options = () if allow_source else _build_only(named[text] for text in unclear)
     # uv compares a folder's pyproject.toml alone with what is installed.
     again = [f"--reinstall-package={named[text]}" for text in named if Path(text).is_dir()]
-    rows = _rows(uv, [*options, *again, *requirements], _held(wanted, there.versions))
+    rows = _rows(uv, [*options, *again, *requirements], _held(wanted, versions))
     pins = [f"{row.name} @ {row.url}" if row.url else f"{row.name}=={row.version}" for row in rows]
     lock = uv.lock(pins, ["--no-deps", *options]) if pins else ""
-    changes = _changes(rows, lock, there.versions) if rows else ()
-    require_kept(changes, environment, there)
+    changes = _changes(rows, lock, versions) if rows else ()
+    require_kept(changes, environment)
     _require_pinned(changes, wanted)
-    _require_as_named(changes, wanted, there.versions)
+    _require_as_named(changes, wanted, versions)
     if uv.ignored:
         notes = [*notes, f"settings of pip that uv has no equal for: {', '.join(uv.ignored)}"]
-    notes = [*notes, *_unusable(wanted, changes, there.versions)]
+    notes = [*notes, *_unusable(wanted, changes, versions)]
     options = () if allow_source else _build_only(named.values())
-    return InstallPlan(
-        action, environment, changes, tuple(wanted), tuple(notes), lock, options, there.versions
-    )
+    return InstallPlan(action, environment, changes, tuple(wanted), tuple(notes), lock, options)
 
 
 def _rows(uv: Uv, arguments: Sequence[str], held: Mapping[str, str]) -> list[Resolved]:
@@ -341,14 +336,14 @@ def _unusable(
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def _here() -> tuple[Environment, Installed]:
+def _here() -> Environment:
     """Raises InputError I013 if an earlier change was cut off, I011 if it is under way."""
     environment = Environment.here()
     if undo.unfinished(environment.site_packages.resolve()):
         with suppress(OSError), environment.locked():  # or else it is under way
             require_ended(environment)
         require_ended(environment)
-    return environment, environment.installed()
+    return environment
 
 
 def require_ended(environment: Environment) -> None:
@@ -359,16 +354,16 @@ def require_ended(environment: Environment) -> None:
         raise InputError("I013", what, where=environment, found=change.what, remedy=remedy)
 
 
-def require_kept(changes: Sequence[Change], environment: Environment, there: Installed) -> None:
+def require_kept(changes: Sequence[Change], environment: Environment) -> None:
     """Raises InputError I005 if vox, torch or what an installed distribution needs would change."""
-    before = there.versions
+    before = environment.installed.versions
     _require_unchanged([each for each in changes if each.name in KEPT and each.before], environment)
     names = [change.name for change in changes]
     after = {name: version for name, version in before.items() if name not in names}
     after |= {change.name: change.after for change in changes if change.after}
     if faults := [
         f"{owner} needs {need}, which would be {after.get(canonicalize_name(need.name), 'gone')}"
-        for owner, needs in sorted(there.needs.items())
+        for owner, needs in sorted(environment.installed.needs.items())
         for need in needs
         if owner not in names and is_met(need, before) and not is_met(need, after)
     ]:
@@ -393,8 +388,9 @@ def _require_unchanged(moved: Sequence[Change], environment: Environment) -> Non
         )
 
 
-def _require_no_intruder(environment: Environment, there: Installed) -> None:
+def _require_no_intruder(environment: Environment) -> None:
     """Raises InputError I006 if another distribution brings a `vox` command or `vox_core`."""
+    there = environment.installed
     found = sorted(
         f"{name} {there.versions[name]} ({file})"
         for name, each in there.distributions.items()
@@ -503,9 +499,9 @@ def _installed(id: str, installed: Sequence[Found]) -> Found:
     )
 
 
-def _require_inside(name: str, environment: Environment, there: Installed) -> None:
+def _require_inside(name: str, environment: Environment) -> None:
     """Raises InputError I010 if another environment lends a distribution to this one."""
-    distribution = there.distributions.get(name)
+    distribution = environment.installed.distributions.get(name)
     if distribution is None or not environment.owns(distribution):
         place = distribution.locate_file("") if distribution else "a place without its metadata"
         raise InputError(

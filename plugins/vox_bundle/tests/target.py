@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def prepared(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for name, value in world.environ().items():
         monkeypatch.setenv(name, value)
     here = world.environment()
-    monkeypatch.setattr(Environment, "here", lambda: here)
+    monkeypatch.setattr(Environment, "here", lambda: replace(here))
     yield world
     world.clear()
 

@@ -49,7 +49,7 @@ def plan_bundle(file: Path, catalog: Catalog) -> InstallPlan:
         InputError: I001, I005, I006 or I013: why it is refused.
     """
     bundle = verify(file, catalog)
-    there = Environment.here().installed().versions
+    there = Environment.here().installed.versions
     versions = {wheel.name: wheel.version for wheel in bundle.wheels}
     lacking = [*_lacking(bundle, {**there, **versions})]
     _require_fit(bundle, catalog, lacking)

@@ -31,7 +31,7 @@ _HEAD = 'lock-version = "1.0"\ncreated-by = "vox-ml"\n'
 
 def write_lock(path: Path, environment: Environment) -> list[str]:
     """Write the lock of the installed plugins; return the names of those without a hash."""
-    there, uv = environment.installed(), Uv(environment)
+    there, uv = environment.installed, Uv(environment)
     names = closure([canonicalize_name(each.distribution) for each in discover()], there.needs)
     direct = {name: _direct(origin(there.distributions[name])) for name in names}
     pins = {name: f"{name}=={there.versions[name]}" for name in names if not direct[name]}
