@@ -34,7 +34,7 @@ from vox_core.errors import BackendError, ConfigError
 from vox_core.host.blocked import blocked_plugins, blocking
 from vox_core.host.discover import Found, discover, known_plugins
 from vox_core.host.judge import ABSENT, on_one_line
-from vox_core.host.load import POINTS, provider
+from vox_core.host.load import POINTS, names_of, provider
 from vox_core.host.probe import (
     Hardware,
     Machine,
@@ -275,37 +275,23 @@ def _same_version(plugin: Found) -> str:
 def _commands(
     plugin: Found, everything: Sequence[Found], objection: Callable[[tuple[str, ...]], str]
 ) -> list[Check]:
-    """Check declared commands; the core's win, and of two plugins `vox.toml` decides."""
-    owned = [
-        (each.id, name)
-        for each in everything
-        if each.manifest
-        for name in each.manifest.provided.get("commands", ())
-    ]
-    mine = [name for owner, name in owned if owner == plugin.id]
-    checks = []
+    """Check that `vox` reaches the plugin's commands; those of vox itself win."""
+    every = [name for each in everything for name in names_of("commands", each)]
+    checks, mine = [], names_of("commands", plugin)
     for name in mine:
-        others = [owner for owner, its in owned if its == name and owner != plugin.id]
-        if reason := objection(tuple(name.split())):
-            remedy = "its author has to rename the command"
-        elif taken := [its for _, its in owned if name.startswith(f"{its} ")]:
-            reason = f"vox {taken[0]} is a command, and takes none below it"
-            remedy = "its author has to rename the command"
-        elif others:
-            reason = f"plugin {', '.join(others)} declares it, too"
-            remedy = (
-                f"disable one of them: vox plugin disable {others[0]}; or decide in vox.toml: "
-                f'[plugin.provider] "commands.{name}" = "{plugin.id}"'
-            )
+        reason = objection(tuple(name.split()))
+        if above := [each for each in every if name.startswith(f"{each} ")]:
+            reason = reason or f"vox {above[0]} is a command, and takes none below it"
         if reason:
+            remedy = "its author has to rename the command"
             checks.append(Check("command", False, f"vox {name}: {reason}", remedy))
     return checks or [Check("commands", True, ", ".join(mine))] * bool(mine)
 
 
 def _points(plugin: Found, everything: Sequence[Found]) -> Iterator[Check]:
     """Find names that two plugins provide, and note points that only other plugins may define."""
-    provides = plugin.manifest.provides if plugin.manifest else {}
-    if unknown := sorted(provides.keys() - POINTS.keys() - {"hooks"}):
+    provides = plugin.manifest.provided if plugin.manifest else {}
+    if unknown := sorted(provides.keys() - POINTS.keys() - {"hooks", "commands"}):
         words = "not extension points of the core; other plugins may read them"
         named = ", ".join(f"{each}{hint(each, POINTS)}" for each in unknown)
         yield Check("provides", True, f"{named}: {words}")
@@ -316,7 +302,7 @@ def _points(plugin: Found, everything: Sequence[Found]) -> Iterator[Check]:
         try:
             provider(point, name, everything)
         except BackendError as error:
-            if error.code == "VOX-B014" and point in POINTS:
+            if error.code == "VOX-B014" and point in (*POINTS, "commands"):
                 yield Check("provides", False, on_one_line(error), error.remedy)
 
 

@@ -459,7 +459,7 @@ def sections(tell: Callable[[str], None]) -> Iterator[type[Section]]:
     """Yield the sections of the core and of installed plugins; `tell` gets a broken one's fault."""
     yield from SECTIONS
     plugins, own = discover(), {kind.section for kind in SECTIONS}
-    for name in sorted({n for each in plugins for n in _names("settings", each)} - own):
+    for name in sorted({n for each in plugins for n in names_of("settings", each)} - own):
         try:
             if providers("settings", name, plugins):  # not of a disabled plugin alone
                 yield section_of(provider("settings", name, plugins), name)
@@ -470,14 +470,15 @@ def sections(tell: Callable[[str], None]) -> Iterator[type[Section]]:
 def names_at(point: str, plugins: Sequence[Found]) -> set[str]:
     """Return the names at an extension point of these plugins and of the catalog's."""
     catalog = (entry.provides.get(point, ()) for entry in known_plugins().values())
-    return set().union(*catalog, *(_names(point, plugin) for plugin in plugins))
+    return set().union(*catalog, *(names_of(point, plugin) for plugin in plugins))
 
 
 def _able(point: str, name: str, plugins: Sequence[Found]) -> list[Found]:
-    return [each for each in plugins if name in _names(point, each)]
+    return [each for each in plugins if name in names_of(point, each)]
 
 
-def _names(point: str, plugin: Found) -> Sequence[str]:
+def names_of(point: str, plugin: Found) -> Sequence[str]:
+    """Return the names that one plugin declares at an extension point, or its commands."""
     return plugin.manifest.provided.get(point, ()) if plugin.manifest else ()
 
 
