@@ -22,7 +22,7 @@ from vox_core.catalog import load_catalog
 from vox_core.config import MergeSettings
 from vox_core.contract import LaunchResult, World
 from vox_core.errors import AdapterError
-from vox_core.host import Verdict
+from vox_core.host import Seen, Verdict
 from vox_core.models import LocalModel
 from vox_core.run.merge import MergeReport, Requantised
 from vox_core.run.reference import resolve_reference
@@ -493,7 +493,7 @@ VERDICTS = (
 
 
 def test_backend_list(vox, monkeypatch) -> None:
-    monkeypatch.setattr("vox_core.cli.backends.list_backends", lambda: VERDICTS)
+    monkeypatch.setattr(Seen, "verdicts", lambda *_: VERDICTS)
     assert vox("backend", "list").out.splitlines() == [
         "cpu     0.1.0  available  2 cores",
         "longer  1      broken     no manifest",
@@ -503,7 +503,7 @@ def test_backend_list(vox, monkeypatch) -> None:
 
 
 def test_backend_list_without_backends(vox, monkeypatch) -> None:
-    monkeypatch.setattr("vox_core.cli.backends.list_backends", lambda: ())
+    monkeypatch.setattr(Seen, "verdicts", lambda *_: ())
     done = vox("backend", "list")
     assert (done.code, done.out) == (0, "")
     assert "vox plugin install cpu" in done.err

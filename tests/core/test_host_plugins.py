@@ -20,7 +20,7 @@ from tests.core.plugin_site import MANIFEST, WORKS, Site
 from vox_core.config import BackendName
 from vox_core.contract import AdapterState, Batch, LoadJob, MergeJob, RunContext, TrainJob, Update
 from vox_core.errors import BackendError, ConfigError, DataError, PluginError
-from vox_core.host import Request, choose, list_backends
+from vox_core.host import Request, Seen, Verdict, choose
 from vox_core.host.discover import discover
 from vox_core.host.load import Backend, load_backend
 
@@ -402,8 +402,12 @@ def test_one_asked_for_by_name_that_cannot_be_imported_is_an_error(crowd: Site) 
         choose(Request("train", explicit=BackendName("exits", "VOX_BACKEND")))
 
 
+def listed() -> tuple[Verdict, ...]:
+    return Seen().verdicts(Request("load"))
+
+
 def test_all_backends_are_listed_and_none_imported(crowd: Site) -> None:
-    told = {verdict.id: verdict for verdict in list_backends()}
+    told = {verdict.id: verdict for verdict in listed()}
     assert {name: told[name].status for name in ("bad", "bestofall", "exits", "newer")} == {
         "bad": "broken",
         "bestofall": "available",
@@ -421,7 +425,7 @@ def test_a_plugin_that_is_no_backend_is_no_candidate(site: Site) -> None:
         manifest=MANIFEST.partition("[capabilities]")[0] + 'provides.hooks = ["vox_event"]\n',
     )
     assert site.found("watcher").fault is None
-    assert "watcher" not in [verdict.id for verdict in list_backends()]
+    assert "watcher" not in [verdict.id for verdict in listed()]
     for operation in ("train", "load"):
         with pytest.raises(BackendError, match="'watcher' is unusable") as caught:
             choose(Request(operation, explicit="watcher"))
@@ -430,11 +434,11 @@ def test_a_plugin_that_is_no_backend_is_no_candidate(site: Site) -> None:
 
 def test_plugins_can_be_disabled(crowd: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VOX_DISABLE_PLUGINS", "bestofall, exits")
-    told = {verdict.id: verdict.reason for verdict in list_backends()}
+    told = {verdict.id: verdict.reason for verdict in listed()}
     assert told["bestofall"] == told["exits"] == "blocked by VOX_DISABLE_PLUGINS"
     monkeypatch.setenv("VOX_DISABLE_PLUGINS", "bestofal")
     with pytest.raises(ConfigError, match="names unknown plugins"):
-        list_backends()
+        listed()
 
 
 def test_importing_the_host_is_cheap() -> None:

@@ -36,10 +36,10 @@ from tests.core.select_samples import (
 from vox_core.errors import BackendError
 from vox_core.host import Request
 from vox_core.host.blocked import COMMAND
-from vox_core.host.judge import Surroundings, static_refusal
+from vox_core.host.judge import Surroundings, judge_all, static_refusal
 from vox_core.host.manifest import Requires
 from vox_core.host.probe import NVIDIA, ProbeFault
-from vox_core.host.select import select, verdicts
+from vox_core.host.select import select
 
 CASES = {
     # automatic
@@ -270,7 +270,9 @@ def test_no_fallback_is_silent(name: str) -> None:
     case = CASES[name]
     got = answer(case, case.candidates)
     if isinstance(got, str):
-        told = verdicts(case.request, case.candidates, environment(case))
+        told = [
+            each.verdict for each in judge_all(case.request, case.candidates, environment(case))
+        ]
         if "VOX-B002" in got and not case.request.explicit:
             assert all(verdict.id in got and verdict.reason in got for verdict in told)
         return
@@ -287,7 +289,7 @@ def test_no_fallback_is_silent(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_every_candidate_has_a_verdict_with_a_reason(name: str) -> None:
     case = CASES[name]
-    told = verdicts(case.request, case.candidates, environment(case))
+    told = [each.verdict for each in judge_all(case.request, case.candidates, environment(case))]
     assert [verdict.id for verdict in told] == sorted(each.found.id for each in case.candidates)
     assert all(verdict.reason for verdict in told)
 

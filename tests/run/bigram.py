@@ -17,7 +17,7 @@ import vox_core.run.load  # noqa: F401 (takes `choose_for` from inputs before a 
 from vox_core.contract import AdapterState, Batch, RowByRow, Trainer, TrainState
 from vox_core.host.judge import Verdict
 from vox_core.host.probe import Device, Hardware
-from vox_core.host.select import Selection
+from vox_core.host.select import Seen, Selection
 from vox_core.run import inputs
 from vox_core.weights import WeightFolder
 
@@ -146,5 +146,5 @@ def chosen_for_all(monkeypatch: pytest.MonkeyPatch) -> list[Bigram]:
     hardware = Hardware(True, (Device("a CPU", "cpu"),), "")
     selection = Selection("bigram", "backend bigram, for a test", hardware, (verdict,))
     monkeypatch.setattr(inputs, "choose_for", lambda *_: (backend, selection))
-    monkeypatch.setattr(inputs, "explain", lambda *_, **__: SimpleNamespace(refusal=None))
+    monkeypatch.setattr(Seen, "select", lambda *_: selection)
     return made

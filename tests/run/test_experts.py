@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from vox_core import host
 from vox_core.config import GenerateSettings
 from vox_core.errors import PlanError
-from vox_core.run import inputs
+from vox_core.host import Seen
 from vox_core.run.load import open_model
 from vox_core.run.plan import require_no_experts
 from vox_core.run.train import train
@@ -78,8 +77,9 @@ def with_experts(base: Path, folder: Path) -> Path:
 
 def test_training_and_chatting_refuse_before_they_load(dense, settings, tmp_path, monkeypatch):
     # The CPU backend passes for one that has the quantisation.
+    real = Seen.select
     monkeypatch.setattr(
-        inputs, "explain", lambda request, seen: host.explain(replace(request, quant=None))
+        Seen, "select", lambda seen, request: real(seen, replace(request, quant=None))
     )
     experts = with_experts(dense, tmp_path / "experts")
     with pytest.raises(PlanError, match="mixture of experts"):

@@ -21,8 +21,8 @@ from vox_core import host
 from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.config import GenerateSettings, MergeSettings, TrainSettings, validate
 from vox_core.errors import BackendError, PlanError, StorageError
-from vox_core.run import inputs, load
-from vox_core.run import inputs as run_backend
+from vox_core.host import Seen
+from vox_core.run import load
 from vox_core.run.hf_checkpoint import trained_weights
 from vox_core.run.load import open_model
 from vox_core.run.merge import merge
@@ -62,19 +62,16 @@ def lenient(monkeypatch):
     weights; gives what was asked of it."""
     asked = []
 
-    def choose(request, seen):
-        asked.append(request)
-        return host.choose(replace(request, quant=None), seen=seen)
-
     def load_base(folder, dtype, device, _quant):
         return engine.load_base(folder, dtype, device)
 
-    def explain(request, seen):
-        asked.append(request)
-        return host.explain(replace(request, quant=None), seen=seen)
+    real = Seen.select
 
-    monkeypatch.setattr(inputs, "explain", explain)
-    monkeypatch.setattr(run_backend, "choose", choose)
+    def select(seen, request):
+        asked.append(request)
+        return real(seen, replace(request, quant=None))
+
+    monkeypatch.setattr(Seen, "select", select)
     monkeypatch.setattr(trainer, "load_base", load_base)
     monkeypatch.setattr(loader, "load_base", load_base)
     return asked

@@ -11,7 +11,8 @@ from vox_core.cli.options import config_option, settings_from
 from vox_core.cli.output import print_columns, print_json, printable, warn_of_unknown
 from vox_core.config import GenerateSettings, MergeSettings, ModelUse, TrainSettings, given
 from vox_core.contract import DType, Method, Quant
-from vox_core.host import TELLS_MORE, Operation, Request, Verdict, explain, list_backends
+from vox_core.errors import BackendError
+from vox_core.host import TELLS_MORE, Operation, Request, Seen, Verdict
 
 _SETTINGS: dict[Operation, type[TrainSettings] | type[ModelUse]] = {
     "train": TrainSettings,
@@ -28,7 +29,7 @@ def backend() -> None:
 @backend.command("list", params=[json_option()])
 def list_installed(as_json: bool) -> None:
     """List the installed backends, and whether each works on this machine."""
-    verdicts = list_backends()
+    verdicts = Seen().verdicts(Request("load"))
     warn_of_unknown()
     if as_json:
         print_json(verdicts)
@@ -68,16 +69,24 @@ def explain_choice(
 
     Settings not given here come from vox.toml and the environment, as they would for the operation.
     """
-    explanation = explain(_request(operation, quant, family, flags))
+    seen, request = Seen(), _request(operation, quant, family, flags)
+    refusal, why = None, ""
+    try:
+        selection = seen.select(request)
+        verdicts, facts = selection.verdicts, selection.to_json()
+    except BackendError as error:
+        refusal, verdicts = error, seen.verdicts(request)
+        why = error.what + (f": {error.found}" if error.found else "")
+        facts = {"chosen": None, "why": why, "hardware": None, "verdicts": verdicts}
     warn_of_unknown()
     if as_json:
-        print_json(explanation.to_json())
+        print_json(facts)
         return
-    if explanation.verdicts:
-        _print_verdicts(explanation.verdicts)
-    if explanation.refusal:
-        click.echo(printable(f"no backend is chosen: {explanation.why}"))
-        remedy = explanation.refusal.remedy.replace(TELLS_MORE, "see `vox plugin doctor`")
+    if verdicts:
+        _print_verdicts(verdicts)
+    if refusal:
+        click.echo(printable(f"no backend is chosen: {why}"))
+        remedy = refusal.remedy.replace(TELLS_MORE, "see `vox plugin doctor`")
         click.echo(printable(f"next: {remedy}"))
 
 

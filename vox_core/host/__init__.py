@@ -17,6 +17,4 @@ from vox_core.host.select import (
     Seen as Seen,
     Selection as Selection,
     choose as choose,
-    explain as explain,
-    list_backends as list_backends,
 )

@@ -109,13 +109,6 @@ def select(
     return _selection(ranked[0], _why(ranked, request) + (f"; {idle.what}" if idle else ""), judged)
 
 
-def verdicts(
-    request: Request, candidates: Sequence[Candidate], environment: Surroundings
-) -> tuple[Verdict, ...]:
-    """Return the verdict on each candidate, sorted by id, without choosing one."""
-    return tuple(judged.verdict for judged in judge_all(request, candidates, environment))
-
-
 # --- among several --------------------------------------------------------------------------------
 
 
@@ -337,8 +330,16 @@ class Seen:
     def _accelerators(self) -> tuple[probe.Accelerator, ...]:
         return probe.accelerators()
 
+    def select(self, request: Request) -> Selection:
+        """Return the selection that `choose` makes, loading no plugin; errors as there."""
+        return select(request, *self.survey(request, known().plugins))
+
+    def verdicts(self, request: Request) -> tuple[Verdict, ...]:
+        """Return the verdict on each installed backend, sorted by id, without choosing one."""
+        return tuple(each.verdict for each in judge_all(request, *self.survey(request)))
+
     def survey(
-        self, request: Request, known: Collection[str]
+        self, request: Request, known: Collection[str] = ()
     ) -> tuple[list[Candidate], Surroundings]:
         """Return the installed backends, probed as far as `request` needs it, and the other inputs
         of a selection.
@@ -381,30 +382,6 @@ def _is_candidate(plugin: Found, request: Request) -> bool:
     return manifest is None or manifest.is_backend or plugin.id == request.explicit
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The selection that `select` would make, or its refusal, with all verdicts."""
-
-    selection: Selection | None
-    refusal: BackendError | None
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def why(self) -> str:
-        """The reason for the choice or the refusal, on one line."""
-        if self.selection:
-            return self.selection.why
-        assert self.refusal is not None
-        return self.refusal.what + (f": {self.refusal.found}" if self.refusal.found else "")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the same JSON as `Selection.to_json`, with None where no backend is chosen."""
-        if self.selection:
-            return self.selection.to_json()
-        verdicts = [asdict(verdict) for verdict in self.verdicts]
-        return {"chosen": None, "why": self.why, "hardware": None, "verdicts": verdicts}
-
-
 def choose(request: Request, seen: Seen | None = None) -> tuple[Backend, Selection]:
     """Select a backend for `request` and load it.
 
@@ -415,25 +392,7 @@ def choose(request: Request, seen: Seen | None = None) -> tuple[Backend, Selecti
         BackendError: none can be chosen, or the one chosen cannot be loaded.
         ConfigError: an environment variable about plugins or hardware is wrong.
     """
-    candidates, environment = (seen or Seen()).survey(request, known().plugins)
-    selection = select(request, candidates, environment)
-    found = next(each.found for each in candidates if each.found.id == selection.chosen)
+    seen = seen or Seen()
+    selection = seen.select(request)
+    found = next(each for each in seen.plugins if each.id == selection.chosen)
     return load_backend(found, request.operation), selection
-
-
-def explain(request: Request, seen: Seen | None = None) -> Explanation:
-    """Return the selection that `choose` would make for `request`, loading no plugin; ConfigErrors
-    as there."""
-    candidates, environment = (seen or Seen()).survey(request, known().plugins)
-    try:
-        selection = select(request, candidates, environment)
-    except BackendError as refusal:
-        return Explanation(None, refusal, verdicts(request, candidates, environment))
-    return Explanation(selection, None, selection.verdicts)
-
-
-def list_backends() -> tuple[Verdict, ...]:
-    """Return every installed backend: `available` with its hardware, or refused with the reason;
-    ConfigErrors as for `choose`."""
-    request = Request("load")
-    return verdicts(request, *Seen().survey(request, ()))

@@ -33,7 +33,7 @@ from vox_core.data.rows import (
 )
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import BackendError, ConfigError, DataError, InputError
-from vox_core.host import Request, Selection, choose, explain
+from vox_core.host import Request, Selection, choose
 from vox_core.host.judge import lacking
 from vox_core.host.load import Backend, Observe, call_hook, ignore, provider
 from vox_core.host.select import Seen
@@ -124,8 +124,7 @@ def read_inputs(
     seen, fetching = Seen(), Fetching(progress)
     request = _request(settings, objective, resumed_from)
     # Before a model is fetched, so that a missing backend is found in a second.
-    if refusal := explain(request, seen=seen).refusal:
-        raise refusal
+    seen.select(request)
     model = start.source.base if start else _model(settings, fetching)
     if fetching.happened:  # which may have taken an hour: other memory is free by now
         seen = Seen()
@@ -340,8 +339,8 @@ def choose_for(
     try:
         return choose(request, seen=seen)
     except BackendError as error:
-        unquantised = replace(request, quant=None)
-        if weights.quant == "none" or not explain(unquantised, seen=seen).selection:
+        unquantised = seen.verdicts(replace(request, quant=None))
+        if weights.quant == "none" or "available" not in {each.status for each in unquantised}:
             raise
         remedy = FULL_PRECISION.partition(",")[0]
         if request.method != "full":

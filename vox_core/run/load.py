@@ -22,7 +22,7 @@ from vox_core.data.template import TemplateFault
 from vox_core.data.tokenizer import chat_template, end_of_turn_ids, load_tokenizer, template_source
 from vox_core.digests import CONFIG_FILE, config_digest, folder_digest, tokenizer_digest
 from vox_core.errors import DataError
-from vox_core.host import Request, Seen, explain
+from vox_core.host import Request, Seen
 from vox_core.host.load import Backend, Context, Observe, ignore
 from vox_core.host.probe import Hardware
 from vox_core.run.artifacts import versions
@@ -411,8 +411,8 @@ def open_model(
         InputError: it cannot be found, or no installed backend can load it.
     """
     # Before a model is fetched, so that a missing backend is found in a second.
-    if refusal := explain(_request(settings), seen=(seen := Seen())).refusal:
-        raise refusal
+    seen = Seen()
+    seen.select(_request(settings))
     source = resolve_reference(reference, adapter=settings.adapter, progress=progress)
     observe(Notice("loading the tokenizer …"))
     tokenizer = load_tokenizer(source.base.tokenizer)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from vox_core.host import Request, explain
+from vox_core.host import Request, Seen
 from vox_cuda import probe
 from vox_cuda.probe import visible
 
@@ -292,7 +292,6 @@ def test_vox_takes_the_gpu_before_the_cpu(libraries: Path, monkeypatch: pytest.M
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(libraries))
     monkeypatch.setenv("FAKE_CARDS", HOPPER)
-    selection = explain(Request("train")).selection
-    assert selection is not None
+    selection = Seen().select(Request("train"))
     assert selection.why.startswith("backend cuda 0.1.0, an accelerator: H200 (sm_90), 141.0 GB")
     assert selection.hardware.devices[0].available_bytes == 140 * GB

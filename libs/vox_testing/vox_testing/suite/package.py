@@ -108,7 +108,7 @@ def test_undeclared_capabilities_are_refused(
     monkeypatch.delenv("VOX_DISABLE_PLUGINS", raising=False)
     has, found = vox_declared.manifest.capabilities, vox_declared.found
     request = Request("train", explicit=found.id)
-    asked = Seen().survey(request, ())
+    asked = Seen().survey(request)
     assert select(request, *asked).chosen == found.id
     wishes: list[tuple[dict[str, Any], bool]] = [
         *(({"quant": quant}, quant in has.quantisations) for quant in get_args(Quant)),
