@@ -68,7 +68,7 @@ def pages() -> dict[Path, str]:
 
 def cli_page() -> str:
     """Every command with its help."""
-    ctx = click.Context(root, info_name="vox", terminal_width=WIDTH)
+    ctx = click.Context(root, info_name="vox", terminal_width=WIDTH, **root.context_settings)
     parts = [f"## {path}\n\n```text\n{text}\n```\n" for path, text in helps(root, ctx)]
     return "\n".join([NOTE, "# Commands\n", *parts])
 

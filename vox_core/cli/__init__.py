@@ -50,30 +50,14 @@ data = LazyGroup(name="data", table={}, path=("data",), help=COMMANDS["data"].he
 SPIN_COUNT = "1000"
 
 
-def _print_version(ctx: click.Context, option: click.Parameter, given: bool) -> None:
-    if given and not ctx.resilient_parsing:
-        from importlib.metadata import version  # costs more than all of click
-
-        click.echo(f"vox {version('vox-ml')}")
-        ctx.exit()
-
-
 root = LazyGroup(
     name="vox",
     table=COMMANDS,
     help="Fine-tune Hugging Face causal language models on your own hardware.",
+    context_settings={"help_option_names": ["-h", "--help"]},  # of all commands
     epilog="Start with `vox quickstart`. `vox COMMAND --help` lists a command's options.",
-    params=[
-        click.Option(
-            ["--version"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_print_version,
-            help="Show the version and exit.",
-        )
-    ],
 )
+click.version_option(package_name="vox-ml", message="vox %(version)s")(root)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -37,12 +37,6 @@ class UnknownCommand(click.UsageError):
         self.name, self.known = name, known
 
 
-def _help_names(self: click.Command, ctx: click.Context) -> list[str]:
-    """Return `-h` and `--help`; a method, because click caches a command's help option for all
-    contexts."""
-    return ["-h", "--help"]
-
-
 class Command(click.Command):
     """A command that takes `-h`, and `--debug` anywhere on the line.
 
@@ -56,8 +50,6 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.sections = sections or {}
         self.params.append(_debug_option())
-
-    get_help_option_names = _help_names
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         named = [(name, it) for it in self.get_params(ctx) for name in it.opts + it.secondary_opts]
@@ -88,7 +80,6 @@ class Group(click.Group):
     """A group that raises `UnknownCommand` for unknown commands."""
 
     command_class = Command
-    get_help_option_names = _help_names
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
