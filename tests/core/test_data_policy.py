@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core.cache import cached
 from vox_core.contract import DataPolicy
 from vox_core.data import chosen, row_facts
-from vox_core.data.checked import CheckedFile, RowMask, check_files, cut
+from vox_core.data.checked import CheckedFile, check_files, cut
 from vox_core.data.chosen import choose_rows, overlap
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.faults import CODES, RowError
@@ -273,20 +273,25 @@ def test_without_a_plugin_for_near_duplicates_it_says_what_to_install(
 # --- masks ----------------------------------------------------------------------------------------
 
 
+def masked(lines: Iterable[int], path: Path = HERE) -> CheckedFile:
+    """A file of which these lines are used."""
+    used = bytes(line in {*lines} for line in range(max(lines, default=0) + 3))
+    return CheckedFile(path, "", (0, 0, 0), RowSource(path, path, "key"), chosen=used)
+
+
 @MANY
 @given(st.sets(st.integers(1, 60)))
 def test_a_mask_has_the_lines_that_it_is_of(lines: set[int]) -> None:
-    mask = RowMask.of(np.array(sorted(lines), np.int64))
-    assert {line for line in range(99) if line in mask} == lines
-    assert mask.rows == len(lines)
+    file = masked(lines)
+    assert {line for line in range(99) if file.uses(line)} == lines
+    assert file.used == len(lines)
 
 
-def test_a_mask_is_named_after_the_lines_that_it_has() -> None:
-    def digest(*lines: int) -> str:
-        return RowMask.of(np.array(lines, np.int64)).digest
-
-    assert digest(1, 2) == digest(1, 2) != digest(1, 3)
-    assert len({digest(), digest(8), digest(1), digest(9), digest(1, 9)}) == 5
+def test_a_choice_is_named_after_the_lines_that_it_has() -> None:
+    names = [masked(lines).identity for lines in ([], [8], [1], [9], [1, 9])]
+    assert len({*names}) == 5
+    longer = replace(masked([8]), chosen=(masked([8]).chosen or b"") + bytes(9))
+    assert longer.identity == names[1]
 
 
 @MANY
@@ -303,9 +308,7 @@ def test_masks_lose_and_repeat_nothing(
     sides = [wanted, {*rows} - wanted]
     read = []
     for side in sides:
-        mask = RowMask.of(np.array(sorted(side), np.int64))
-        file = CheckedFile(path, "", (0, 0, 0), RowSource(path, path, ""), chosen=mask)
-        read.append([r.line for b in cut([file], size) for r in b.rows()])
+        read.append([r.line for b in cut([masked(side, path)], size) for r in b.rows()])
     assert read == [sorted(side) for side in sides]
 
 
@@ -625,7 +628,7 @@ def test_facts_of_other_bytes_are_not_kept(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(row_facts, "read_lines", listen)
     path.write_text("".join(rows))
     (file,) = choose_rows([path], [], policy).train
-    assert file.chosen == RowMask.of(np.array([2]))
+    assert [line for line, _ in file.used_lines()] == [2]
 
 
 @pytest.mark.parametrize("pairs", [[[0, 1]], [[5, 0]], [[1, -1]], [[1, 0, 0]], [[1.0, 0.0]]])

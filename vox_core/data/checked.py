@@ -44,34 +44,6 @@ _FEWEST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class RowMask:
-    """Which lines of a file are used.
-
-    Args:
-        used: byte n is 1 if line n is used, else 0; there is no line 0.
-        rows: how many are used.
-    """
-
-    used: bytes = field(repr=False)
-    rows: int
-
-    @classmethod
-    def of(cls, line_R: NDArray[np.int64]) -> RowMask:
-        """Of the numbers of the lines that are used."""
-        used_L = np.zeros(int(line_R.max(initial=0)) + 1, np.bool_)
-        used_L[line_R] = True
-        return cls(used_L.tobytes(), len(line_R))
-
-    def __contains__(self, line: int) -> bool:
-        return line < len(self.used) and bool(self.used[line])
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 in hex; trailing zeros count for nothing."""
-        return hashlib.sha256(self.used.rstrip(b"\0")).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
 class Block:
     """Some rows of a file.
 
@@ -128,7 +100,7 @@ class CheckedFile:
         source: its rows as JSONL.
         rows: those that are well formed; all are, unless some may be skipped.
         unused: field that means nothing to vox -> rows that have it.
-        chosen: which rows are used; None for all.
+        chosen: byte n is 1 if line n is used, else 0; None if all rows are.
         facts: of the rows, until rows are chosen.
     """
 
@@ -138,12 +110,12 @@ class CheckedFile:
     source: RowSource
     rows: int = 0
     unused: Mapping[str, int] = field(default_factory=dict)
-    chosen: RowMask | None = None
+    chosen: bytes | None = field(default=None, repr=False)
     facts: RowFacts | None = field(default=None, compare=False, repr=False)
 
     @property
     def used(self) -> int:
-        return self.rows if self.chosen is None else self.chosen.rows
+        return self.rows if self.chosen is None else self.chosen.count(1)
 
     @property
     def lines(self) -> Path:
@@ -153,8 +125,10 @@ class CheckedFile:
     @property
     def identity(self) -> str:
         """Digest of the rows in use: that of the file, and of the choice among its rows."""
-        key = self.source.key
-        return key if self.chosen is None else f"{key}:{self.chosen.digest}"
+        if self.chosen is None:
+            return self.source.key
+        used = self.chosen.rstrip(b"\0")  # the lines after the last used one count for nothing
+        return f"{self.source.key}:{hashlib.sha256(used).hexdigest()}"
 
     @property
     def on_disk(self) -> Path:
@@ -171,7 +145,8 @@ class CheckedFile:
 
     def uses(self, line: int) -> bool:
         """Whether the row in this line is used."""
-        return self.chosen is None or line in self.chosen
+        chosen = self.chosen
+        return chosen is None or (line < len(chosen) and bool(chosen[line]))
 
     def used_lines(self) -> Iterator[tuple[int, bytes | None]]:
         """Number and bytes of each row in use (D001 if the file cannot be read); None for a line
@@ -282,9 +257,12 @@ class CheckedRows:
         """The files with some of their rows; without a mask if that is all there is in one."""
         masked = []
         for file, facts, used_R in zip(self.files, self.facts, self.parts(used_N), strict=True):
+            used_L = np.zeros(int(facts.line_R.max(initial=0)) + 1, np.bool_)
+            used_L[facts.line_R] = used_R
             everything = bool(used_R.all()) and not facts.faults
-            chosen = None if everything else RowMask.of(facts.line_R[used_R])
-            masked.append(replace(file, chosen=chosen, facts=None))
+            masked.append(
+                replace(file, chosen=None if everything else used_L.tobytes(), facts=None)
+            )
         return masked
 
     def texts(self, used_N: NDArray[np.bool_]) -> Iterator[str]:

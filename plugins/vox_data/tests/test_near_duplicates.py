@@ -121,8 +121,8 @@ def test_near_duplicates_are_on_no_other_side(tmp_path: Path) -> None:
         [],
         DataPolicy(dedup="near", near_threshold=0.8, valid_share=0.4),
     )
-    used = [file.chosen for file in (*found.train, *found.valid)]
-    assert [line for line in range(1, 31) if any(mask and line in mask for mask in used)] == [1]
+    files = (*found.train, *found.valid)
+    assert [line for line in range(1, 31) if any(file.uses(line) for file in files)] == [1]
     assert found.report and found.report.left_out("train")["near duplicate"] == 29
 
 
