@@ -25,7 +25,7 @@ from typing import Generic, TypeVar
 from vox_core import files
 from vox_core.errors import OutputError, StorageError, VoxError
 
-CACHE_VERSION = 19
+CACHE_VERSION = 20
 """Version of everything derived from data files: rows, facts, templates, tokens. Raise it with each
 change of the code that changes them: entries of another version are not used. A test compares it
 with the golden tokens (`tests/golden/test_cache_version.py`)."""

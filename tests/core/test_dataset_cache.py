@@ -164,7 +164,7 @@ ALTERATIONS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["tokens_T", "weights_T", "lengths_D", "lines_D", ENTRY])
+@pytest.mark.parametrize("name", ["tokens_T", "weights_T", "documents_D", ENTRY])
 @pytest.mark.parametrize("alteration", ALTERATIONS)
 def test_an_altered_entry_is_made_anew(
     model: Path, data: Path, cache: Path, name: str, alteration: str

@@ -36,8 +36,19 @@ if TYPE_CHECKING:
 
 ROWS_AT_A_TIME = 512
 _DIGEST_FORMAT = b"vox-documents-1"
-LABEL = "S16"
-"""Type of a label: ASCII, of at most 16 characters."""
+DOCUMENT = np.dtype(
+    [
+        ("tokens", "<i8"),
+        ("file", "<i4"),
+        ("line", "<i8"),
+        ("ends", "<i4"),
+        ("difficulty", "<f4"),
+        ("side", "<i4"),
+        ("label", "S16"),
+    ]
+)
+"""What `Document` says of one beside its arrays: how many tokens, its file as a number among those
+of the data set, and so on; a label is ASCII, of at most 16 characters."""
 
 
 @dataclass(eq=False)
@@ -47,14 +58,8 @@ class Dataset(Sequence[Document]):
     Args:
         tokens_T: int32.
         weights_T: float32.
-        lengths_D: int64, tokens of each document.
-        files_D: int32, the number of the file it comes from, among `files`.
-        lines_D: int64, the line of that file.
-        ends_D: int32, end-of-turn tokens that are trained.
-        difficulty_D: float32, NaN where the row does not say (`fields.level`).
-        sides_D: int32, the document's place among those of its group, from 0. A group is one
-            document in supervised training; an objective may compare several.
-        labels_D: bytes, what the document is in its group, such as chosen; empty without one.
+        documents_D: `DOCUMENT`. A group is the documents from a side of 0 to the next: one document
+            in supervised training; an objective may compare several.
         stats: of the rows, from tokenising them.
         notes: what somebody should be told of how it was made.
         ordering: of training; None for permutations of all documents.
@@ -63,13 +68,7 @@ class Dataset(Sequence[Document]):
 
     tokens_T: NDArray[np.int32]
     weights_T: NDArray[np.float32]
-    lengths_D: NDArray[np.int64]
-    files_D: NDArray[np.int32]
-    lines_D: NDArray[np.int64]
-    ends_D: NDArray[np.int32]
-    difficulty_D: NDArray[np.float32]
-    sides_D: NDArray[np.int32]
-    labels_D: NDArray[np.bytes_]
+    documents_D: NDArray[np.void]
     files: Sequence[Path]
     stats: EncodeStats = field(default_factory=EncodeStats)
     notes: tuple[str, ...] = ()
@@ -85,16 +84,12 @@ class Dataset(Sequence[Document]):
         """
         numbers = {} if numbers is None else numbers
         files = [numbers.setdefault(d.source, len(numbers)) for d in documents]
+        numbered = zip(documents, files, strict=True)
+        rows = [(len(d), n, d.line, d.ends, d.difficulty, d.side, d.label) for d, n in numbered]
         return cls(
             np.concatenate([np.zeros(0, np.int32), *(d.tokens_T for d in documents)]),
             np.concatenate([np.zeros(0, np.float32), *(d.weights_T for d in documents)]),
-            np.array([len(d) for d in documents], np.int64),
-            np.array(files, np.int32),
-            np.array([d.line for d in documents], np.int64),
-            np.array([d.ends for d in documents], np.int32),
-            np.array([d.difficulty for d in documents], np.float32),
-            np.array([d.side for d in documents], np.int32),
-            np.array([d.label for d in documents], LABEL),
+            np.array(rows, DOCUMENT),
             tuple(numbers),
         )
 
@@ -104,34 +99,31 @@ class Dataset(Sequence[Document]):
         return other
 
     def __len__(self) -> int:
-        return len(self.lengths_D)
+        return len(self.documents_D)
 
     @overload
     def __getitem__(self, index: int) -> Document: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[Document]: ...
     def __getitem__(self, index: int | slice) -> Document | Sequence[Document]:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        at = int(index) % len(self)
+        at = range(len(self))[index]
+        if isinstance(at, range):
+            return tuple(self[i] for i in at)
         start, stop = self.starts_D1[at : at + 2].tolist()
-        return Document(
-            self.tokens_T[start:stop],
-            self.weights_T[start:stop],
-            self.files[int(self.files_D[at])],
-            int(self.lines_D[at]),
-            int(self.ends_D[at]),
-            float(self.difficulty_D[at]),
-            int(self.sides_D[at]),
-            self.labels_D[at].decode(),
-        )
+        _, file, line, ends, difficulty, side, label = self.documents_D[at].item()
+        tokens_T, weights_T = self.tokens_T[start:stop], self.weights_T[start:stop]
+        place = self.files[file], line
+        return Document(tokens_T, weights_T, *place, ends, difficulty, side, label.decode())
+
+    @property
+    def lengths_D(self) -> NDArray[np.int64]:
+        """int64, tokens of each document."""
+        return self.documents_D["tokens"]
 
     @cached_property
     def starts_G1(self) -> NDArray[np.int64]:
         """int64; group g has the documents [starts[g], starts[g + 1])."""
-        return np.append(np.flatnonzero(self.sides_D == 0), len(self)).astype(np.int64)
+        return np.append(np.flatnonzero(self.documents_D["side"] == 0), len(self)).astype(np.int64)
 
     @property
     def groups(self) -> int:

@@ -38,7 +38,7 @@ import numpy as np
 from vox_core.cache import CACHE_VERSION, cache_root, cached, file_sha256
 from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.data.checked import BLOCK_BYTES, Block, CheckedFile, cut
-from vox_core.data.dataset import LABEL, Dataset, encode_rows, require_trained
+from vox_core.data.dataset import DOCUMENT, Dataset, encode_rows, require_trained
 from vox_core.data.encode import Encoder, EncodeStats
 from vox_core.data.records import Progress
 from vox_core.data.rows import examples_of, identity_of
@@ -50,17 +50,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FOLDER, ENTRY = "documents", "entry.json"
-_ARRAYS = {
-    "tokens_T": "<i4",
-    "weights_T": "<f4",
-    "lengths_D": "<i8",
-    "files_D": "<i4",
-    "lines_D": "<i8",
-    "ends_D": "<i4",
-    "difficulty_D": "<f4",
-    "sides_D": "<i4",
-    "labels_D": LABEL,
-}
+_ARRAYS: dict[str, Any] = {"tokens_T": "<i4", "weights_T": "<f4", "documents_D": DOCUMENT}
 _BYTES_FOR_ONE = 2_000_000
 """Of JSONL; a second of work here, half of it in waiting for the child that renders."""
 _BYTES_FOR_ONE_MORE = 24_000_000

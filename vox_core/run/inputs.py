@@ -446,9 +446,9 @@ def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
         found = [find_split([source.path])[0] for source in settings.source]
         # By place: two sources may bring the same file, which is read for each.
         numbers = [number for number, paths in enumerate(found) for _ in paths]
-        sources_G = np.array(numbers, np.int32)[dataset.files_D[first_G]]
+        sources_G = np.array(numbers, np.int32)[dataset.documents_D["file"][first_G]]
     if settings.curriculum == "difficulty":
-        difficulty_G = dataset.difficulty_D[first_G]
+        difficulty_G = dataset.documents_D["difficulty"][first_G]
         unknown = int(np.isnan(difficulty_G).sum())
         if unknown == dataset.groups:
             raise DataError(
