@@ -34,6 +34,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from vox_core.cache import CACHE_VERSION, cache_root, cached, file_sha256
 from vox_core.contract import SFT, ObjectiveSpec
@@ -57,6 +58,7 @@ _BYTES_FOR_ONE_MORE = 24_000_000
 """Some four seconds of work for a process, which takes two or three to start."""
 _MOST_WORKERS = 4
 """Each takes some 400 MB, and nobody has said how much there is."""
+_STATS = TypeAdapter(EncodeStats)
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
 
 Load = Callable[[], "PreTrainedTokenizerBase"]
@@ -103,7 +105,7 @@ def open_dataset(
         require_trained(stats, encoder, objective.name)
         dataset = _open(folder, sources, stats)
         about = {
-            "stats": stats.to_json(),
+            "stats": _STATS.dump_python(stats, mode="json"),
             "digest": dataset.digest,
             "trained_tokens": dataset.trained_tokens,
         }
@@ -161,7 +163,7 @@ def read_dataset(folder: Path, sources: Sequence[Path], owner: object = None) ->
         about = json.loads((folder / ENTRY).read_bytes())
         if about.pop("sha256") != _sha256(about, [file_sha256(folder / name) for name in _ARRAYS]):
             return None
-        dataset = _open(folder, sources, EncodeStats.from_json(about["stats"]), owner)
+        dataset = _open(folder, sources, _STATS.validate_python(about["stats"]), owner)
         dataset.digest, dataset.trained_tokens = about["digest"], about["trained_tokens"]
     except (OSError, StorageError, ValueError, KeyError, AttributeError, TypeError):
         return None

@@ -36,7 +36,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -296,17 +296,6 @@ class EncodeStats:
         self.largest = max(self.largest, later.largest)
         self.template |= later.template
         self.markers |= later.markers
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "lengths": sorted(self.lengths.items())}
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> EncodeStats:
-        stats = cls(**found)
-        stats.lengths = Counter(dict(found["lengths"]))
-        for name in ("dropped", "truncated", "counts"):
-            setattr(stats, name, Counter(found[name]))
-        return stats
 
 
 def stats_of(
