@@ -319,6 +319,15 @@ FAULTY = [*GOOD[:3], "{bad", "", {"text": ""}, *GOOD[3:], "[]"]
 SKIP = DataPolicy(malformed_rows="skip", max_skipped=0.1)
 
 
+def test_without_filters_every_row_is_used_and_reported(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", GOOD)
+    found = choose_rows([path], [], ALL)
+    (train,), (file,) = found.train, found.report.files
+    assert (train.chosen, train.identity, found.valid) == (None, train.sha256, [])
+    assert (file.rows, file.used, file.left_out, file.malformed) == (40, 40, {}, {})
+    assert [*found.report.told(), *found.report.warnings(), *found.report.listed] == []
+
+
 def test_a_malformed_row_stops_the_run_or_is_skipped(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", FAULTY)
     with pytest.raises(DataError) as caught:
@@ -329,7 +338,6 @@ def test_a_malformed_row_stops_the_run_or_is_skipped(tmp_path: Path) -> None:
         found = choose_rows([path], [], SKIP)
         good = [("a.jsonl", n) for n in (1, 2, 3, *range(7, 44))]
         assert lines_of(found.train) == good
-        assert found.report is not None
         (file,) = found.report.files
         assert (file.rows, file.used, file.left_out) == (43, 40, {"malformed": 3})
         assert file.malformed == {"invalid JSON": 1, "empty": 1, "no object": 1}
@@ -393,7 +401,7 @@ def test_a_line_that_is_too_long_is_skipped_like_another(
     path = write(tmp_path / "a.jsonl", [*GOOD[:2], {"text": "x" * 1000}, *GOOD[2:]])
     found = choose_rows([path], [], SKIP)
     assert lines_of(found.train, 60) == [("a.jsonl", n) for n in (1, 2, *range(4, 42))]
-    assert found.report and found.report.files[0].malformed == {"line too long": 1}
+    assert found.report.files[0].malformed == {"line too long": 1}
 
 
 def test_a_split_is_two_masks_of_the_same_file(tmp_path: Path) -> None:
@@ -406,7 +414,6 @@ def test_a_split_is_two_masks_of_the_same_file(tmp_path: Path) -> None:
     assert {(n + 1) // 2 for f, n in held_out if f == "a.jsonl" and n % 2} == {
         n for f, n in held_out if f == "b.jsonl"
     }, "duplicates are on the same side"
-    assert found.report is not None
     assert [(f.used, f.held_out) for f in found.report.files] == [
         (Counter(f for f, _ in trained)[name], Counter(f for f, _ in held_out)[name])
         for name in ("a.jsonl", "b.jsonl")
@@ -422,7 +429,6 @@ def test_held_out_rows_that_are_trained_on_are_told(tmp_path: Path) -> None:
         (DataPolicy(min_chars=8), {}),
     ):
         found = choose_rows([train], [valid], policy)
-        assert found.report is not None
         assert {leak.place.line: leak.of and leak.of.line for leak in found.report.leaks} == leaks
         warning = next(found.report.warnings(), "")
         assert (f"{len(leaks)} validation row" in warning) == bool(leaks)
@@ -488,7 +494,7 @@ def test_another_policy_reads_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
     choose_rows([path], [], DataPolicy(dedup="exact"))
     monkeypatch.setattr(row_facts, "read_lines", not_read)
     again = choose_rows([path], [], DataPolicy(valid_share=0.5, dedup="exact", min_chars=1))
-    assert again.report and again.report.left_out("train") == {"duplicate": 1}
+    assert again.report.left_out("train") == {"duplicate": 1}
 
 
 def test_torn_facts_and_those_of_another_version_are_taken_anew(
@@ -511,7 +517,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, cache: P
     cache.write_text("a file in its place")
     path = write(tmp_path / "a.jsonl", [*GOOD, GOOD[0]])
     found = choose_rows([path], [], DataPolicy(dedup="exact"))
-    assert found.report and found.report.files[0].left_out["duplicate"] == 1
+    assert found.report.files[0].left_out["duplicate"] == 1
 
 
 def test_entries_unused_for_a_month_go(cache: Path) -> None:

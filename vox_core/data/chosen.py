@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from itertools import chain, groupby
 from math import ceil
@@ -72,15 +72,11 @@ _DUPLICATES = ("duplicate", _NEAR)
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Files with the rows that are used of them.
-
-    Args:
-        report: None under the default policy without validation files.
-    """
+    """Files with the rows that are used of them."""
 
     train: list[CheckedFile]
     valid: list[CheckedFile]
-    report: Report | None = None
+    report: Report
 
 
 def choose_rows(
@@ -101,9 +97,6 @@ def choose_rows(
             row has; D022, rows have no rating; D023, no row is left, or none is held out.
         ConfigError: C009, no plugin finds near duplicates.
     """
-    if policy == DataPolicy() and not valid:
-        checked = check_files(train, fields, answers=answers, progress=progress)
-        return Chosen([replace(file, facts=None) for file in checked], [])
     finder = _near_finder() if policy.dedup == "near" else None  # before anything is read
     skip = policy.malformed_rows == "skip"
     checked = check_files([*train, *valid], fields, skip=skip, answers=answers, progress=progress)
@@ -379,7 +372,7 @@ class Report:
         leaks: validation rows that are trained on as well, the first of `leaked`.
     """
 
-    files: Sequence[FileRows]
+    files: Sequence[FileRows] = ()
     malformed: Sequence[NamedRow] = ()
     duplicates: Sequence[NamedRow] = ()
     leaks: Sequence[NamedRow] = ()
@@ -467,6 +460,8 @@ def report_of(
 def overlap(said_N2: Digests, said_V2: Digests) -> Pairs:
     """Validation rows that also occur in the training data: int64 (P, 2), validation row and the
     first training row that says the same."""
+    if not len(said_V2):  # sorting a million rows takes a second
+        return np.zeros((0, 2), np.int64)
     pairs_P2 = duplicates(np.concatenate([said_N2, said_V2]))
     count = len(said_N2)
     pairs_P2 = pairs_P2[(pairs_P2[:, 0] >= count) & (pairs_P2[:, 1] < count)]

@@ -19,7 +19,7 @@ from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.contract import SFT, Notice, ObjectiveSpec
 from vox_core.data.audit import Audit, audit, require_sound, vocabulary_of
 from vox_core.data.batching import Ordering, filled
-from vox_core.data.chosen import Chosen, choose_rows
+from vox_core.data.chosen import Chosen, Report, choose_rows
 from vox_core.data.dataset import Dataset, assumed_dataset
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.formats import find_split, place_of
@@ -119,7 +119,7 @@ def read_inputs(
     evaluator = _evaluator(settings.eval_suite) if settings.eval_suite else None
     nothing = only_planned and not settings.data
     answers = answers_for(objective, rewards)
-    rows = Chosen([], []) if nothing else chosen_rows(settings, answers, progress)
+    rows = Chosen([], [], Report()) if nothing else chosen_rows(settings, answers, progress)
     _require_fields(rewards, rows)
     seen, fetching = Seen(), Fetching(progress)
     request = _request(settings, objective, resumed_from)

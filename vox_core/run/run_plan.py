@@ -91,8 +91,7 @@ class RunPlan:
 
     def left_out(self, side: Side) -> dict[str, int]:
         """Reason -> rows that the data filters left out."""
-        report = self.inputs.rows.report
-        return report.left_out(side) if report else {}
+        return self.inputs.rows.report.left_out(side)
 
     def notices(self) -> Iterator[Notice]:
         """Yield notices and warnings about data and settings."""
@@ -100,7 +99,7 @@ class RunPlan:
         yield Notice(f"{plan.data_size(contract)}; {_count(contract.total_steps, 'step')}")
         if wrong := rate_warning(contract.optimizer.lr, contract.adapter.method):
             yield wrong
-        yield from map(Notice, rows.report.told() if rows.report else ())
+        yield from map(Notice, rows.report.told())
         for what, side in (("training row", data.train), ("validation row", data.valid)):
             if side and (lost := side.stats.dropped["preference pair"]):
                 yield Notice(f"{_count(lost, what)} dropped: preference pair", "warning")
@@ -113,7 +112,7 @@ class RunPlan:
     def _warnings(self) -> Iterator[str]:
         rows, data = self.inputs.rows, self.data
         yield from self.inputs.model.notes
-        yield from rows.report.warnings() if rows.report else ()
+        yield from rows.report.warnings()
         if self.inputs.objective is None:  # which may read any field, as may a reward
             for name, count in unused_fields([*rows.train, *rows.valid]).items():
                 yield f'the field "{name}" of {_count(count, "row")} is not used'
@@ -135,12 +134,12 @@ class RunPlan:
 
     def preflight(self) -> dict[str, Any]:
         """`preflight.json`: what was found before the run, and how the backend was chosen."""
-        report, valid = self.inputs.rows.report, self.data.valid
+        valid = self.data.valid
         return {
             "selection": self.inputs.selection.to_json(),
             "data": account(self.data.train, self.left_out("train")),
             "valid": account(valid, self.left_out("valid")) if valid else None,
-            "rows": report.to_json() if report else None,
+            "rows": self.inputs.rows.report.to_json(),
             "audit": {what: found.to_json() for what, found in self.data.audits.items()},
         }
 

@@ -269,8 +269,7 @@ class Session:
         if not self.world.leads:
             return first_state(plan.execution, plan.inputs)
         files.write_json(path / folder.PREFLIGHT, plan.preflight())
-        report = plan.inputs.rows.report
-        if skipped := [*report.listed] if report else []:  # malformed and duplicate rows
+        if skipped := plan.inputs.rows.report.listed:  # malformed and duplicate rows
             rows = [json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in skipped]
             files.write_text(path / folder.SKIPPED, "".join(rows))
         if templated := plan.inputs.model.templated:  # a resumed run reads this copy

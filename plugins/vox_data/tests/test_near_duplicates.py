@@ -123,7 +123,7 @@ def test_near_duplicates_are_on_no_other_side(tmp_path: Path) -> None:
     )
     files = (*found.train, *found.valid)
     assert [line for line in range(1, 31) if any(file.uses(line) for file in files)] == [1]
-    assert found.report and found.report.left_out("train")["near duplicate"] == 29
+    assert found.report.left_out("train")["near duplicate"] == 29
 
 
 def test_near_duplicates_are_looked_for_once(
@@ -132,7 +132,6 @@ def test_near_duplicates_are_looked_for_once(
     policy = POLICY
     path = write(tmp_path / "a.jsonl", [{"text": LONG}, *GOOD, {"text": f"{LONG}."}, GOOD[0]])
     first = choose_rows([path], [], policy)
-    assert first.report is not None
     assert [str(each).rpartition("/")[0] and each.to_json() for each in first.report.duplicates]
     assert [(d.place.line, d.of and d.of.line, d.reason) for d in first.report.duplicates] == [
         (42, 1, "near duplicate"),
@@ -153,14 +152,13 @@ def test_rows_with_an_answer_are_compared_without_their_other_fields(tmp_path: P
     rows = [{**turns(n), "meta": " ".join(str(n * i) for i in range(400, 800))} for n in (1, 2)]
     for name, data in (("a", rows), ("b", [turns(1), turns(2)])):
         found = choose_rows([write(tmp_path / f"{name}.jsonl", data)], [], POLICY)
-        assert found.report and found.report.left_out("train") == {"near duplicate": 1}, name
+        assert found.report.left_out("train") == {"near duplicate": 1}, name
 
 
 def test_validation_rows_that_nearly_are_trained_on(tmp_path: Path) -> None:
     train = write(tmp_path / "a.jsonl", [{"text": LONG}, *GOOD])
     valid = write(tmp_path / "v.jsonl", [{"text": "new"}, GOOD[1], {"text": f"{LONG} x"}])
     found = choose_rows([train], [valid], POLICY)
-    assert found.report is not None
     leaks = [
         (leak.place.line, leak.of and leak.of.line, leak.reason) for leak in found.report.leaks
     ]

@@ -94,7 +94,7 @@ def _report(
     run: RunPlan, memory: Sequence[int], took: Measured | None, to_be_run: bool
 ) -> PlanReport:
     made, inputs = run.execution, run.inputs
-    model, rows = inputs.model, inputs.rows.report
+    model = inputs.model
     there = bool(run.settings.data)
     seen, grid, tuned = forecast(run), alternatives(run), cached(run)
     steps = _steps(run, seen.batch, there)
@@ -137,7 +137,7 @@ def _report(
         digest=plans.digest_of(kept) if kept else None,
         versions=plans.versions(run.inputs.backend),
         audit={what: each.to_json() for what, each in run.data.audits.items()},
-        chosen=tuple(rows.told()) if rows else (),
+        chosen=tuple(inputs.rows.report.told()),
         processes=_processes(run, seen.prediction.peak),
     )
 
@@ -289,8 +289,7 @@ def _writes(run: RunPlan) -> tuple[str, ...]:
     result = ["adapter_model.safetensors", "adapter_config.json", folder.PROBE, *tokenizer]
     if run.contract.adapter.method == "full":
         result = [f"{folder.MODEL}/ (a plain checkpoint)"]
-    rows = run.inputs.rows.report
-    skipped = (folder.SKIPPED,) if rows and any(rows.listed) else ()
+    skipped = (folder.SKIPPED,) if run.inputs.rows.report.listed else ()
     sampled = (folder.ROLLOUTS,) if run.contract.rollouts.answers else ()
     return (
         *(folder.PLAN, folder.PREFLIGHT, *skipped, folder.TELEMETRY, folder.RECORD, *sampled),
