@@ -18,7 +18,7 @@ from vox_core.data.batching import (
     documents_of_step,
     epoch_order,
     epochs_after,
-    micro_batches,
+    grouped,
     steps_for,
     to_batch,
 )
@@ -133,12 +133,12 @@ def test_a_batch_loses_and_repeats_nothing(found: list[Document]) -> None:
 
 @given(st.lists(documents(), max_size=20), st.integers(1, 60))
 def test_micro_batches_fit_when_padded(found: list[Document], limit: int) -> None:
-    groups = micro_batches(found, limit)
+    groups = grouped([len(each) for each in found], limit)
     assert sorted(index for group in groups for index in group) == list(range(len(found)))
     for group in groups:
         longest = max(len(found[index]) for index in group)
         assert len(group) == 1 or longest * len(group) <= limit
-    assert groups == micro_batches(found, limit)
+    assert groups == grouped([len(each) for each in found], limit)
 
 
 @given(datasets(), st.integers(1, 6), seeds, st.integers(1, 40), st.integers(1, 60))

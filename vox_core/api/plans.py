@@ -8,7 +8,7 @@ from vox_core.data.batching import (
     cut as cut,
     documents_in_step as documents_in_step,
     epochs_after as epochs_after,
-    micro_batches as micro_batches,
+    grouped as grouped,
     steps_for as steps_for,
     ValidationBatches as ValidationBatches,
 )

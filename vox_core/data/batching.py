@@ -186,13 +186,6 @@ def documents_in_step(dataset: Dataset, batch_size: int, seed: int, step: int) -
     return dataset.documents_of(groups_N)
 
 
-def micro_batches(
-    documents: Sequence[Document], micro_batch_tokens: int, packing: Packing = "rows"
-) -> list[list[int]]:
-    """Group documents, by index: every index occurs once, the longest documents come first."""
-    return grouped([len(document) for document in documents], micro_batch_tokens, packing)
-
-
 def to_batch(documents: Sequence[Document]) -> Batch:
     """Lay documents end to end, and shift: position t predicts the token after it.
 
@@ -217,7 +210,7 @@ def cut(
 
     `micro_batch_tokens` and `packing` change how the documents are grouped, never which they are.
     """
-    groups = micro_batches(documents, micro_batch_tokens, packing)
+    groups = grouped([len(document) for document in documents], micro_batch_tokens, packing)
     batches = tuple(to_batch([documents[index] for index in group]) for group in groups)
     return batches, math.fsum(float(batch.weights_T.sum(dtype=np.float64)) for batch in batches)
 
@@ -311,11 +304,8 @@ class ValidationBatches(Sequence[Batch]):
     def __getitem__(self, index: slice) -> Sequence[Batch]: ...
     def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
         if isinstance(index, slice):
-            return tuple(self._made(group) for group in self._groups[index])
-        return self._made(self._groups[index])
-
-    def _made(self, group: Sequence[int]) -> Batch:
-        return to_batch([self._documents[index] for index in group])
+            return tuple(self[n] for n in range(len(self))[index])
+        return to_batch([self._documents[n] for n in self._groups[index]])
 
 
 def _shifted(values_T: NDArray[Any], last_D: Ints) -> NDArray[Any]:
@@ -326,7 +316,9 @@ def _shifted(values_T: NDArray[Any], last_D: Ints) -> NDArray[Any]:
     return shifted_T
 
 
-def grouped(lengths: Sequence[int], micro_batch_tokens: int, packing: Packing) -> list[list[int]]:
+def grouped(
+    lengths: Sequence[int], micro_batch_tokens: int, packing: Packing = "rows"
+) -> list[list[int]]:
     """The documents of each micro-batch, by index; each stands in one of them, longest first.
 
     Args:

@@ -30,7 +30,7 @@ from vox_core.contract import (
     TrainState,
     probe_document,
 )
-from vox_core.data.batching import micro_batches, to_batch
+from vox_core.data.batching import cut
 from vox_core.data.encode import Document
 from vox_core.host import Request, Selection, choose
 from vox_core.host.load import Context
@@ -111,9 +111,7 @@ def _documents(task: Task) -> list[list[Document]]:
 
 def _step(task: Task, index: int, step: list[Document]) -> Step:
     """Cut as `vox train` cuts it."""
-    groups = micro_batches(step, task.row_tokens, _packing(task))
-    batches = tuple(to_batch([step[i] for i in group]) for group in groups)
-    total = sum(float(batch.weights_T.sum()) for batch in batches)
+    batches, total = cut(step, task.row_tokens, _packing(task))
     return Step(index + 1, batches, total, task.lrs[index])
 
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vox_core.api.plans import Dataset, Document, MemoryProfile, documents_in_step, micro_batches
+from vox_core.api.plans import Dataset, Document, MemoryProfile, documents_in_step, grouped
 from vox_core.contract import DType, Method, ModuleShape, Optimizer, Packing, Quant
 from vox_plan.activations import kept_beside, kept_by_layer, working_of_layer
 from vox_plan.architecture import Architecture, Layer
@@ -107,11 +107,11 @@ def worst_case_batch(
     for step in range(1, min(steps, _STEPS) + 1):
         indices = documents_in_step(dataset, batch_size, seed, step)
         chosen = [dataset[index] for index in indices]
-        rows = micro_batches(chosen, micro_batch_tokens)
-        padded = max(len(group) * len(chosen[group[0]]) for group in rows)
-        groups = micro_batches(chosen, micro_batch_tokens, packing)
-        laid = [_extent([chosen[index] for index in group]) for group in groups]
-        found += [each._replace(padded=padded) for each in laid]
+        lengths = [len(document) for document in chosen]
+        rows = grouped(lengths, micro_batch_tokens)
+        padded = max(len(group) * lengths[group[0]] for group in rows)
+        groups = grouped(lengths, micro_batch_tokens, packing)
+        found += [_extent([chosen[n] for n in group])._replace(padded=padded) for group in groups]
     return WorstCase(*(max(column) for column in zip(*found, strict=True)))
 
 
