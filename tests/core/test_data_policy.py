@@ -33,9 +33,9 @@ from vox_core.data.messages import Message
 from vox_core.data.row_facts import (
     NAMES,
     REASONS,
-    FactCollector,
     RowFacts,
     characters,
+    collect,
     digests,
     duplicates,
     filtered,
@@ -62,10 +62,7 @@ def text(line: int, says: str, **attributes: Any) -> Record:
 
 
 def facts_of(rows: Sequence[Record]) -> RowFacts:
-    collector = FactCollector()
-    for row in rows:
-        collector.add(row)
-    return collector.facts()
+    return collect((row.line, row) for row in rows)
 
 
 def not_read(*_: object) -> Any:
@@ -210,7 +207,7 @@ MANY = settings(max_examples=40, deadline=None)
 @given(st.lists(SAYS, min_size=1, max_size=4))
 def test_of_each_row_that_is_there_several_times_the_first_stays(files: list[list[str]]) -> None:
     known = [facts_of([text(n, says) for n, says in enumerate(file, 1)]) for file in files]
-    pairs_P2 = duplicates(np.concatenate([facts.whole_R2 for facts in known]))
+    pairs_P2 = duplicates(np.concatenate([facts.rows_R["whole"] for facts in known]))
     flat = [says for file in files for says in file]
     gone = set(pairs_P2[:, 0].tolist())
     kept = [says for row, says in enumerate(flat) if row not in gone]
@@ -248,14 +245,14 @@ def test_a_row_keeps_its_side_when_the_set_grows(
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.05, 0.5, 0.9])
 def test_the_share_is_right(share: float) -> None:
     rows, deviations = 20_000, 4
-    said = facts_of([text(n, f"row {n}") for n in range(rows)]).said_R2
+    said = facts_of([text(n, f"row {n}") for n in range(rows)]).rows_R["said"]
     found = held_out(said, share).sum()
     assert abs(found - share * rows) <= deviations * (rows * share * (1 - share)) ** 0.5
 
 
 def test_weights_do_not_move_a_row_to_the_other_side() -> None:
     rows = [chat(ASKED, replace(SAID, content=f"{n}", weight=w)) for n in range(99) for w in (0, 1)]
-    sides = held_out(facts_of(rows).said_R2, 0.5).tolist()
+    sides = held_out(facts_of(rows).rows_R["said"], 0.5).tolist()
     assert sides[::2] == sides[1::2]
     assert set(sides) == {True, False}
 
@@ -439,7 +436,8 @@ def test_held_out_rows_that_are_trained_on_are_told(tmp_path: Path) -> None:
 @given(SAYS, SAYS)
 def test_leaks_are_exactly_the_rows_on_both_sides(train: list[str], valid: list[str]) -> None:
     said_N2, said_V2 = (
-        facts_of([text(n, says) for n, says in enumerate(rows)]).said_R2 for rows in (train, valid)
+        facts_of([text(n, says) for n, says in enumerate(rows)]).rows_R["said"]
+        for rows in (train, valid)
     )
     expected = [[n, train.index(says)] for n, says in enumerate(valid) if says in train]
     assert overlap(said_N2, said_V2).tolist() == expected

@@ -239,14 +239,14 @@ class CheckedRows:
         return int(self._ends[-1])
 
     def digests(self, column: str) -> NDArray[np.uint64]:
-        """`said_R2` or `whole_R2` of all rows."""
+        """The content digests `said` or `whole` of all rows."""
         empty_02 = np.zeros((0, 2), np.uint64)
-        return np.concatenate([empty_02, *(getattr(each, column) for each in self.facts)])
+        return np.concatenate([empty_02, *(each.rows_R[column] for each in self.facts)])
 
     def place(self, row: int) -> RowPlace:
         """File and line of a row."""
         file = int(self._ends.searchsorted(row, side="right")) - 1
-        line = self.facts[file].line_R[row - int(self._ends[file])]
+        line = self.facts[file].rows_R["line"][row - int(self._ends[file])]
         return RowPlace(self.files[file].path, int(line))
 
     def parts(self, value_N: NDArray[Any]) -> list[NDArray[Any]]:
@@ -257,8 +257,9 @@ class CheckedRows:
         """The files with some of their rows; without a mask if that is all there is in one."""
         masked = []
         for file, facts, used_R in zip(self.files, self.facts, self.parts(used_N), strict=True):
-            used_L = np.zeros(int(facts.line_R.max(initial=0)) + 1, np.bool_)
-            used_L[facts.line_R] = used_R
+            line_R = facts.rows_R["line"]
+            used_L = np.zeros(int(line_R.max(initial=0)) + 1, np.bool_)
+            used_L[line_R] = used_R
             everything = bool(used_R.all()) and not facts.faults
             masked.append(
                 replace(file, chosen=None if everything else used_L.tobytes(), facts=None)

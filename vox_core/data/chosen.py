@@ -114,7 +114,7 @@ def _choose(
     pairs_P2, near = np.zeros((0, 2), np.int64), dict[int, int]()
     if policy.dedup != "none":
         row_K = np.flatnonzero(code_N == KEPT)
-        pairs_P2 = row_K[duplicates(train.digests("whole_R2")[row_K])]
+        pairs_P2 = row_K[duplicates(train.digests("whole")[row_K])]
         code_N[pairs_P2[:, 0]] = CODES["duplicate"]
     if finder:
         row_K = np.flatnonzero(code_N == KEPT)
@@ -122,7 +122,7 @@ def _choose(
         code_N[found_P2[:, 0]] = CODES["near duplicate"]
         pairs_P2 = np.concatenate([pairs_P2, found_P2])
     if policy.valid_share:
-        held_N = held_out(train.digests("said_R2"), policy.valid_share)
+        held_N = held_out(train.digests("said"), policy.valid_share)
         code_N[(code_N == KEPT) & held_N] = HELD_OUT
     _require_some(code_N, policy)
     held = train.masked(code_N == HELD_OUT) if policy.valid_share else []
@@ -165,7 +165,7 @@ def _near_pairs(
         (row, earlier row that stays) of training rows; and validation row -> training row that says
         nearly the same.
     """
-    whole_K2 = np.concatenate([train.digests("whole_R2")[row_K], valid.digests("whole_R2")])
+    whole_K2 = np.concatenate([train.digests("whole")[row_K], valid.digests("whole")])
     made_by = f"{CACHE_VERSION} {finder.id} {finder.version} {threshold}\n"
     key = hashlib.sha256(made_by.encode() + whole_K2.tobytes()).hexdigest()
 
@@ -269,7 +269,7 @@ def _require_rated(train: CheckedRows, policy: DataPolicy) -> None:
     """Refuse rows without a rating where nothing says what becomes of them."""
     if policy.min_rating is None or policy.unrated is not None:
         return
-    unrated = [int(np.isnan(facts.rating_R).sum()) for facts in train.facts]
+    unrated = [int(np.isnan(facts.rows_R["rating"]).sum()) for facts in train.facts]
     if not any(unrated):
         return
     files = zip(train.files, unrated, strict=True)
@@ -435,7 +435,7 @@ def report_of(
         near: validation row -> training row that says nearly the same.
     """
     used_K = np.flatnonzero(code_N == KEPT)
-    exact_P2 = overlap(train.digests("said_R2")[used_K], valid.digests("said_R2"))
+    exact_P2 = overlap(train.digests("said")[used_K], valid.digests("said"))
     exact = {row: int(used_K[number]) for row, number in exact_P2.tolist()}
     leaks = sorted({**near, **exact}.items())
     pairs = pairs_P2[np.argsort(pairs_P2[:, 0], kind="stable")][:LISTED].tolist()

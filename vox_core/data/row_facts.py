@@ -17,7 +17,7 @@ import json
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -64,15 +64,21 @@ NO_VALUE = -1
 """Code of a row without the attribute."""
 FILTERS = {"category": "category", "lane": "lane", "tag": "tags"}
 """Filter -> column that has a code for each of its values."""
-_ROW = struct.Struct("<q16s16sqdiii")
-_COLUMNS = {
-    "line_R": "<i8",
-    "said_R2": "(2,)<u8",
-    "whole_R2": "(2,)<u8",
-    "chars_R": "<i8",
-    "rating_R": "<f8",
-    **{f"{name}_R": "<i4" for name in FILTERS.values()},
-}
+ROW = np.dtype(
+    [
+        ("line", "<i8"),
+        ("said", "<u8", 2),
+        ("whole", "<u8", 2),
+        ("chars", "<i8"),
+        ("rating", "<f8"),
+        *((name, "<i4") for name in FILTERS.values()),
+    ]
+)
+"""Facts about a row: its line, from 1; content digests, the second also of weights and other
+fields; the characters that it says; its rating, NaN for none; and of its category, lane and tags
+the index in `RowFacts.names`, `NO_VALUE` for none."""
+_PACKED = struct.Struct("<q16s16sqdiii")
+"""`ROW`, from Python values."""
 _FILE = "facts.npz"
 
 
@@ -81,31 +87,20 @@ class RowFacts:
     """Facts about the rows of a file.
 
     Args:
-        line_R: int64, from 1.
-        said_R2, whole_R2: uint64; content digests; the second also of weights and other fields.
-        chars_R: int64; characters that the row says.
-        rating_R: float64; NaN for none.
-        category_R, lane_R, tags_R: int32; index in `names`, `NO_VALUE` for none.
+        rows_R: `ROW`.
         names: "category" and "lane" -> values; "tags" -> the tags of a row, several together.
         faults: (line, fault) of malformed rows; a line may have several.
         unused: field that means nothing to vox -> rows that have it.
     """
 
-    line_R: NDArray[np.int64]
-    said_R2: Digests
-    whole_R2: Digests
-    chars_R: NDArray[np.int64]
-    rating_R: NDArray[np.float64]
-    category_R: NDArray[np.int32]
-    lane_R: NDArray[np.int32]
-    tags_R: NDArray[np.int32]
+    rows_R: NDArray[np.void]
     names: Mapping[str, list[Any]]
     faults: list[tuple[int, RowFault]]
     unused: Mapping[str, int]
 
     @property
     def rows(self) -> int:
-        return len(self.line_R)
+        return len(self.rows_R)
 
     @property
     def malformed(self) -> int:
@@ -113,40 +108,26 @@ class RowFacts:
         return len({line for line, _ in self.faults})
 
 
-class FactCollector:
-    """Collects the facts of one row after another."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._packed = bytearray()
-        self._known: dict[str, dict[Any, int]] = {name: {} for name in FILTERS.values()}
-        self._faults: list[tuple[int, RowFault]] = []
-        self._unused: Counter[str] = Counter()
-
-    def add(self, record: Record) -> None:
-        says = record.attributes
+def collect(found: Iterable[tuple[int, Record | RowError]]) -> RowFacts:
+    """Collect the facts of rows, each with its line, or with its faults."""
+    packed, unused = bytearray(), Counter[str]()
+    known: dict[str, dict[Any, int]] = {name: {} for name in FILTERS.values()}
+    faults: list[tuple[int, RowFault]] = []
+    for line, row in found:
+        if isinstance(row, RowError):
+            faults += ((line, fault) for fault in row.faults)
+            continue
+        says = row.attributes
         rating = float("nan") if says.rating is None else says.rating
         named = says.category, says.lane, tuple(sorted({*says.tags})) or None
-        codes = map(self._code, self._known.values(), named)
-        numbers = *digests(record), characters(record), rating
-        self._packed += _ROW.pack(record.line, *numbers, *codes)
-        self._unused.update(record.unused or ())
-        self.rows += 1
-
-    def refuse(self, line: int, error: RowError) -> None:
-        self._faults += ((line, fault) for fault in error.faults)
-
-    def _code(self, known: dict[Any, int], value: object) -> int:
-        return NO_VALUE if value is None else known.setdefault(value, len(known))
-
-    def facts(self) -> RowFacts:
-        columns = np.frombuffer(self._packed, [*_COLUMNS.items()])
-        return RowFacts(
-            **{name: columns[name] for name in _COLUMNS},
-            names={name: list(known) for name, known in self._known.items()},
-            faults=self._faults,
-            unused=self._unused,
-        )
+        codes = [
+            NO_VALUE if value is None else numbers.setdefault(value, len(numbers))
+            for numbers, value in zip(known.values(), named, strict=True)
+        ]
+        packed += _PACKED.pack(row.line, *digests(row), characters(row), rating, *codes)
+        unused.update(row.unused)
+    names = {name: list(numbers) for name, numbers in known.items()}
+    return RowFacts(np.frombuffer(packed, ROW), names, faults, unused)
 
 
 def facts_of(file: CheckedFile, answers: Answers, progress: Progress | None = None) -> RowFacts:
@@ -157,14 +138,9 @@ def facts_of(file: CheckedFile, answers: Answers, progress: Progress | None = No
     """
 
     def make(folder: Path) -> None:
-        collector = FactCollector()
-        for line, found in read_lines(file.path, file.lines, progress, answers):
-            if isinstance(found, RowError):
-                collector.refuse(line, found)
-            else:
-                collector.add(found)
+        facts = collect(read_lines(file.path, file.lines, progress, answers))
         file.require_unchanged()
-        _write(folder, collector.facts())
+        _write(folder, facts)
 
     return cached("facts", f"{file.source.key}-{CACHE_VERSION}-{answers}", make, _read).value
 
@@ -175,7 +151,7 @@ def _write(folder: Path, facts: RowFacts) -> None:
         "faults": [(line, fault.to_json()) for line, fault in facts.faults],
         "unused": facts.unused,
     }
-    write_arrays(folder / _FILE, {name: getattr(facts, name) for name in _COLUMNS}, about)
+    write_arrays(folder / _FILE, {"rows_R": facts.rows_R}, about)
 
 
 def _read(folder: Path, _owner: object) -> RowFacts | None:
@@ -264,20 +240,20 @@ def _digest(said: str) -> bytes:
 def filtered(facts: RowFacts, policy: DataPolicy) -> Codes:
     """uint8 (R,): `KEPT`, or the code of the first filter that a row does not pass."""
     code_R = np.zeros(facts.rows, np.uint8)
-    unrated_R = np.isnan(facts.rating_R)
+    unrated_R = np.isnan(facts.rows_R["rating"])
     refused: dict[str, Bools] = {}
     if policy.unrated == "drop":
         refused["unrated"] = unrated_R
     if policy.min_rating is not None:
-        refused["rating"] = ~unrated_R & (facts.rating_R < policy.min_rating)
+        refused["rating"] = ~unrated_R & (facts.rows_R["rating"] < policy.min_rating)
     for name, column in FILTERS.items():
         if wanted := getattr(policy, name):
             each = ({*tags} if name == "tag" else {tags} for tags in facts.names[column])
             fits = [*(not values.isdisjoint(wanted) for values in each), False]  # of `NO_VALUE`
-            refused[name] = ~np.array(fits)[getattr(facts, f"{column}_R")]
-    refused["too short"] = facts.chars_R < policy.min_chars
+            refused[name] = ~np.array(fits)[facts.rows_R[column]]
+    refused["too short"] = facts.rows_R["chars"] < policy.min_chars
     if policy.max_chars:
-        refused["too long"] = facts.chars_R > policy.max_chars
+        refused["too long"] = facts.rows_R["chars"] > policy.max_chars
     for reason, refused_R in refused.items():
         code_R[(code_R == KEPT) & refused_R] = CODES[reason]
     return code_R
@@ -293,7 +269,7 @@ def value_counts(
     """
     counts: Counter[str] = Counter()
     for each in facts:
-        code_R = getattr(each, f"{name}_R")[rows]
+        code_R = each.rows_R[name][rows]
         found = np.bincount(code_R[code_R >= 0], minlength=len(each.names[name])).tolist()
         for value, number in zip(each.names[name], found, strict=True):
             for single in value if name == "tags" else (value,):

@@ -102,13 +102,14 @@ def _with_lane(facts: RowFacts, lane: str | None) -> RowFacts:
     if lane is None:
         return facts
     names = [*facts.names["lane"], lane]
-    lane_R = np.where(facts.lane_R == NO_VALUE, np.int32(len(names) - 1), facts.lane_R)
-    return replace(facts, lane_R=lane_R, names={**facts.names, "lane": names})
+    rows_R = facts.rows_R.copy()
+    rows_R["lane"][rows_R["lane"] == NO_VALUE] = len(names) - 1
+    return replace(facts, rows_R=rows_R, names={**facts.names, "lane": names})
 
 
 def without_duplicates(pools: Sequence[Pool]) -> list[Pool]:
     """The rows of each pool that say what no row before them says, in it or in an earlier pool."""
-    whole_N2 = np.concatenate([pool.facts.whole_R2[pool.row_N] for pool in pools])
+    whole_N2 = np.concatenate([pool.facts.rows_R["whole"][pool.row_N] for pool in pools])
     kept_N = np.ones(len(whole_N2), np.bool_)
     kept_N[duplicates(whole_N2)[:, 0]] = False
     ends = np.cumsum([len(pool) for pool in pools])[:-1]
@@ -150,7 +151,7 @@ def pieces(
 
 def _places(pool: Pool) -> tuple[Ints, Ints]:
     """Return each row's offset and length in its file in bytes, without surrounding whitespace."""
-    wanted = set(pool.facts.line_R[pool.row_N].tolist())
+    wanted = set(pool.facts.rows_R["line"][pool.row_N].tolist())
     found: list[tuple[int, int]] = []
     with readable(pool.file.path):
         for number, offset, line in raw_lines(pool.file.lines):
