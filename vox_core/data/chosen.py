@@ -40,12 +40,12 @@ from vox_core.data.row_facts import (
     KEPT,
     MALFORMED,
     NAMES,
+    TORN,
     duplicates,
     filtered,
     held_out,
     read_arrays,
     value_counts,
-    write_arrays,
 )
 from vox_core.data.rows import Answers
 from vox_core.errors import BackendError, ConfigError, DataError
@@ -180,11 +180,13 @@ def _near_pairs(
             threshold=threshold,
         )
         pairs_P2 = _checked(found, len(whole_K2), finder)
-        write_arrays(folder / _NEAR_FILE, {"pairs_P2": pairs_P2}, None)
+        np.savez(folder / _NEAR_FILE, allow_pickle=False, pairs_P2=pairs_P2)
 
     def read(folder: Path, _owner: object) -> Pairs | None:
-        found = read_arrays(folder / _NEAR_FILE)
-        return found[0].get("pairs_P2") if found else None
+        try:
+            return read_arrays(folder / _NEAR_FILE)["pairs_P2"]
+        except TORN:
+            return None
 
     pairs_P2 = cached("near", key, make, read).value
     trained_P2 = pairs_P2 < len(row_K)  # validation rows come after them

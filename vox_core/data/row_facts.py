@@ -145,39 +145,30 @@ def facts_of(file: CheckedFile, answers: Answers, progress: Progress | None = No
     return cached("facts", f"{file.source.key}-{CACHE_VERSION}-{answers}", make, _read).value
 
 
+TORN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+"""Errors of a `.npz` file that is not whole or not what is expected; zip has checksums."""
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Read the arrays of a `.npz` file; `TORN` if it is."""
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+        return dict(found)
+
+
 def _write(folder: Path, facts: RowFacts) -> None:
-    about = {
-        "names": facts.names,
-        "faults": [(line, fault.to_json()) for line, fault in facts.faults],
-        "unused": facts.unused,
-    }
-    write_arrays(folder / _FILE, {"rows_R": facts.rows_R}, about)
+    faults = [(line, fault.to_json()) for line, fault in facts.faults]
+    about = {"names": facts.names, "faults": faults, "unused": facts.unused}
+    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    np.savez(folder / _FILE, allow_pickle=False, rows_R=facts.rows_R, about=text)
 
 
 def _read(folder: Path, _owner: object) -> RowFacts | None:
-    if (found := read_arrays(folder / _FILE)) is None:
-        return None
-    arrays, about = found
     try:
+        arrays = read_arrays(folder / _FILE)
+        about = json.loads(arrays["about"].tobytes())
         faults = [(line, RowFault.from_json(fault)) for line, fault in about["faults"]]
-        return RowFacts(**arrays, names=about["names"], faults=faults, unused=about["unused"])
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: object) -> None:
-    """Write arrays and a JSON value as one `.npz`."""
-    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    np.savez(path, allow_pickle=False, **{**arrays, "about": text})
-
-
-def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], Any] | None:
-    """The arrays and the JSON value of such a file; None if it is torn, by zip's checksums."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            arrays = {name: found[name] for name in found.files}
-        return arrays, json.loads(arrays.pop("about").tobytes())
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return RowFacts(arrays["rows_R"], about["names"], faults, about["unused"])
+    except TORN:
         return None
 
 
