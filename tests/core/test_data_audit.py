@@ -195,7 +195,8 @@ def test_warnings_do_not_stop(tmp_path: Path) -> None:
     data = write(tmp_path / "rows.jsonl", chat(*SOUND), CASES["cut-in-answer"].bad)
     found = audited(data, CASES["cut-in-answer"], tmp_path)
     require_sound({"training": found})
-    assert (found.rows, found.ended) == (2, 1)
+    stats = found.dataset.stats
+    assert (stats.rows, stats.ended) == (2, 1)
     told = found.to_json()
     assert (told["rows_with_trained_end"], told["rows_without_trained_end"]) == (1, 1)
     assert 0 < told["trained_share"] < 1

@@ -8,7 +8,7 @@ where a token is outside the vocabulary are the tokens read again, to name its r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from vox_core.data.dataset import Dataset
@@ -54,42 +54,36 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The findings of one data set.
+    """The findings of one data set."""
 
-    Args:
-        ended: rows with an end-of-turn token that is trained.
-        prompts: rows that the model answers itself.
-    """
-
-    rows: int
-    tokens: int
-    trained_tokens: int
-    ended: int
-    findings: tuple[Finding, ...] = field(default=())
-    prompts: int = 0
+    dataset: Dataset
+    findings: tuple[Finding, ...] = ()
 
     @property
     def trained_share(self) -> float:
-        return self.trained_tokens / self.tokens if self.tokens else 0.0
+        tokens = self.dataset.tokens
+        return self.dataset.trained_tokens / tokens if tokens else 0.0
 
     def __str__(self) -> str:
-        if self.prompts:
-            return f"{self.tokens:,} tokens of prompts, which the model answers"
+        dataset, stats = self.dataset, self.dataset.stats
+        if stats.prompts:
+            return f"{dataset.tokens:,} tokens of prompts, which the model answers"
         return (
-            f"{self.tokens:,} tokens, {self.trained_tokens:,} trained ({self.trained_share:.1%}); "
-            f"{self.ended:,} rows end with a trained end-of-turn token"
+            f"{dataset.tokens:,} tokens, {dataset.trained_tokens:,} trained "
+            f"({self.trained_share:.1%}); {stats.ended:,} rows end with a trained end-of-turn token"
         )
 
     def of_level(self, level: Level) -> list[Finding]:
         return [finding for finding in self.findings if finding.kind.level == level]
 
     def to_json(self) -> dict[str, Any]:
+        stats = self.dataset.stats
         trained = {
             "trained_share": round(self.trained_share, 6),
-            "rows_with_trained_end": self.ended,
-            "rows_without_trained_end": self.rows - self.ended,
+            "rows_with_trained_end": stats.ended,
+            "rows_without_trained_end": stats.rows - stats.ended,
         }
-        about = {"prompts": self.prompts} if self.prompts else trained
+        about = {"prompts": stats.prompts} if stats.prompts else trained
         return {**about, "findings": [finding.to_json() for finding in self.findings]}
 
 
@@ -101,8 +95,7 @@ def audit(dataset: Dataset, vocabulary: int | None, seq_len: int) -> Audit:
         seq_len: the limit that the rows were encoded with.
     """
     found = sorted(_findings(dataset, vocabulary, seq_len), key=lambda it: [*FINDINGS].index(it.id))
-    stats, tokens, trained = dataset.stats, dataset.tokens, dataset.trained_tokens
-    return Audit(stats.rows, tokens, trained, stats.ended, tuple(found), stats.prompts)
+    return Audit(dataset, tuple(found))
 
 
 def require_sound(audits: Mapping[str, Audit]) -> None:

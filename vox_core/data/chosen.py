@@ -19,7 +19,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from itertools import chain, groupby
 from math import ceil
 from operator import itemgetter
@@ -50,6 +49,7 @@ from vox_core.data.row_facts import (
 from vox_core.data.rows import Answers
 from vox_core.errors import BackendError, ConfigError, DataError
 from vox_core.host.load import call_hook, provider, wrong_result
+from vox_core.text import nearest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -252,8 +252,8 @@ def no_such_value(
         there: values that rows have, and how many have each.
     """
     known = {value.casefold(): value for value, _ in reversed(there.most_common(_NEAREST))}
-    near = [get_close_matches(value.casefold(), known, n=1) for value in unknown]
-    meant = dict.fromkeys(known[each[0]] for each in near if each)
+    near = filter(None, (nearest(value.casefold(), known) for value in unknown))
+    meant = dict.fromkeys(known[name] for name in near)
     shown = [f"{value[:_LONGEST]} ({rows:,})" for value, rows in there.most_common(_SHOWN)]
     more = f" and {len(there) - _SHOWN:,} more" if len(there) > _SHOWN else ""
     return DataError(
