@@ -23,7 +23,7 @@ from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core.cache import cached
 from vox_core.contract import DataPolicy
 from vox_core.data import chosen, row_facts
-from vox_core.data.checked import CheckedFile, check_files, cut
+from vox_core.data.checked import CheckedFile, SourceFile, check_files, cut
 from vox_core.data.chosen import choose_rows, overlap
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.faults import CODES, RowError
@@ -273,7 +273,9 @@ def test_without_a_plugin_for_near_duplicates_it_says_what_to_install(
 def masked(lines: Iterable[int], path: Path = HERE) -> CheckedFile:
     """A file of which these lines are used."""
     used = bytes(line in {*lines} for line in range(max(lines, default=0) + 3))
-    return CheckedFile(path, "", (0, 0, 0), RowSource(path, path, "key"), chosen=used)
+    return CheckedFile(
+        path, SourceFile(path, "", (0, 0)), RowSource(path, path, "key"), chosen=used
+    )
 
 
 @MANY
@@ -320,7 +322,7 @@ def test_without_filters_every_row_is_used_and_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", GOOD)
     found = choose_rows([path], [], ALL)
     (train,), (file,) = found.train, found.report.files
-    assert (train.chosen, train.identity, found.valid) == (None, train.sha256, [])
+    assert (train.chosen, train.identity, found.valid) == (None, train.origin.sha256, [])
     assert (file.rows, file.used, file.left_out, file.malformed) == (40, 40, {}, {})
     assert [*found.report.told(), *found.report.warnings(), *found.report.listed] == []
 

@@ -400,7 +400,7 @@ def test_fields_are_found_where_they_are_said_to_be(name: str, tmp_path: Path) -
     assert [message.content for message in record.messages or ()] == ["a", "b"]
     assert (record.attributes.difficulty, record.unused) == ("easy", ("id",))
     (file,) = check_files([path], fields)
-    assert file.source.key != file.sha256
+    assert file.source.key != file.origin.sha256
     assert unused_fields([file, file]) == {"id": 1}  # for training and for validation
 
 

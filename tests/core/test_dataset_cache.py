@@ -265,7 +265,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
         dataset_cache.open_dataset([file], model, lambda: load_tokenizer(model), 64)
     assert caught.value.code == "VOX-D001"
     assert entries(cache) == []
-    stale = replace(file, state=check_files([data])[0].state)
+    stale = replace(file, origin=check_files([data])[0].origin)
     data.write_text("nonsense")
     with pytest.raises(DataError, match="changed while it was read"):
         dataset_cache.open_dataset([stale], model, lambda: load_tokenizer(model), 64)

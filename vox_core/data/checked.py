@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -92,11 +91,37 @@ def cut(files: Sequence[CheckedFile], size: int = BLOCK_BYTES) -> Iterator[Block
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file when it was read; `state` is its size and its time of change."""
+
+    path: Path
+    sha256: str
+    state: tuple[int, int]
+
+    @classmethod
+    def of(cls, path: Path) -> SourceFile:
+        state = _state(path)  # first, so that a change of what is being hashed is noticed
+        return cls(path, file_sha256(path), state)
+
+    def unchanged(self) -> bool:
+        """Whether it looks as it did."""
+        try:
+            return _state(self.path) == self.state
+        except OSError:
+            return False
+
+
+def _state(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True, slots=True)
 class CheckedFile:
     """A data file whose rows were checked.
 
     Args:
-        state: size and times of the file when it was read.
+        origin: the file itself; of a remote data set, its rows.
         source: its rows as JSONL.
         rows: those that are well formed; all are, unless some may be skipped.
         unused: field that means nothing to vox -> rows that have it.
@@ -105,8 +130,7 @@ class CheckedFile:
     """
 
     path: Path
-    sha256: str
-    state: tuple[int, int, int]
+    origin: SourceFile
     source: RowSource
     rows: int = 0
     unused: Mapping[str, int] = field(default_factory=dict)
@@ -129,11 +153,6 @@ class CheckedFile:
             return self.source.key
         used = self.chosen.rstrip(b"\0")  # the lines after the last used one count for nothing
         return f"{self.source.key}:{hashlib.sha256(used).hexdigest()}"
-
-    @property
-    def on_disk(self) -> Path:
-        """The file that `sha256` and `state` are of: of a remote data set, its rows."""
-        return self.lines if is_remote(self.path) else self.path
 
     @property
     def faults(self) -> list[Placed]:
@@ -162,10 +181,8 @@ class CheckedFile:
 
     def require_unchanged(self) -> None:
         """Refuse a file that is not the one that was checked (D001)."""
-        with suppress(OSError):
-            if _state(self.on_disk) == self.state:
-                return
-        raise changed(self.path)
+        if not self.origin.unchanged():
+            raise changed(self.path)
 
 
 def check_files(
@@ -205,13 +222,12 @@ def _checked(
 ) -> CheckedFile:
     if is_remote(path):
         source = open_source(path, fields)
-        on_disk, state = source.lines, _state(source.lines)
+        origin = SourceFile.of(source.lines)
     else:
         with readable(path):
-            on_disk, state = path, _state(path)
+            origin = SourceFile.of(path)  # before it is read
             source = open_source(path, fields)
-    with readable(path):
-        file = CheckedFile(path, file_sha256(on_disk), state, source)
+    file = CheckedFile(path, origin, source)
     facts = facts_of(file, answers, progress)
     file.require_unchanged()  # else these would be the rows of other bytes
     return replace(file, rows=facts.rows, unused=facts.unused, facts=facts)
@@ -221,11 +237,6 @@ def unused_fields(checked: Sequence[CheckedFile]) -> Counter[str]:
     """Fields that mean nothing to vox, with the rows that have them; a file counts once."""
     files = {each.path: each for each in checked}.values()
     return sum((Counter(each.unused) for each in files), Counter[str]())
-
-
-def _state(path: Path) -> tuple[int, int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class CheckedRows:

@@ -24,9 +24,8 @@ from vox_core import bounded_json, files, models
 from vox_core.adapter.mlx import is_mlx_folder, read_mlx_adapter
 from vox_core.adapter.peft import CONFIG, read_adapter
 from vox_core.adapter.targets import BASE, linear_modules, parameter_names, require_fit
-from vox_core.cache import file_sha256
 from vox_core.contract import AdapterState, DType, Floats, ModuleShape, Quant
-from vox_core.data.checked import CheckedFile
+from vox_core.data.checked import CheckedFile, SourceFile
 from vox_core.data.tokenizer import TEMPLATE, templated
 from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES, folder_digest
 from vox_core.errors import AdapterError, ModelError, command
@@ -78,29 +77,13 @@ class Fetching:
             self._progress(what, done, total)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """A file when it was read; `state` is its size and its time of change."""
-
-    path: Path
-    sha256: str
-    state: tuple[int, int]
-
-    def unchanged(self) -> bool:
-        """Whether it looks as it did."""
-        try:
-            return _state(self.path) == self.state
-        except OSError:
-            return False
-
-
 Sources = Mapping[str, Sequence[SourceFile]]
 """What it is for ("data", "valid", "weights", "tokenizer", "config") -> files."""
 
 
 def data_files(checked: Iterable[CheckedFile]) -> list[SourceFile]:
     """Data files, as they were when they were read."""
-    return [SourceFile(f.on_disk.resolve(), f.sha256, f.state[:2]) for f in checked]
+    return [replace(file.origin, path=file.origin.path.resolve()) for file in checked]
 
 
 def model_files(
@@ -114,8 +97,7 @@ def model_files(
         "config": [folder / CONFIG_FILE],
     }
     return {
-        what: [SourceFile(path.resolve(), file_sha256(path), _state(path)) for path in paths]
-        for what, paths in named.items()
+        what: [SourceFile.of(path.resolve()) for path in paths] for what, paths in named.items()
     }
 
 
@@ -140,11 +122,6 @@ def other_files(
 def changed_files(sources: Sources) -> list[Path]:
     """Files that do not look as they did when they were read."""
     return [file.path for some in sources.values() for file in some if not file.unchanged()]
-
-
-def _state(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 NO_ADAPTER = "none"

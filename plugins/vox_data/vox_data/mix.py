@@ -131,7 +131,7 @@ def mix(
     sources = [("the source", path) for path in paths]
     require_apart(out, [("the recipe", recipe), *sources])
     checked = _checked(asked, paths, progress)
-    fingerprint = _fingerprint(asked, [file.sha256 for file in checked])
+    fingerprint = _fingerprint(asked, [file.origin.sha256 for file in checked])
     there = _Found(out)
     if not force:
         if done := there.up_to_date(fingerprint):
@@ -369,7 +369,7 @@ def _of_sources(
         left = {**pool.reasons, "not drawn": len(pool) - taken}
         yield SourceReport(
             path=_as_said(source.path, recipe.parent),
-            sha256=pool.file.sha256,
+            sha256=pool.file.origin.sha256,
             rows=pool.rows,
             taken=taken,
             repeated=count - taken,

@@ -89,7 +89,7 @@ def find_leakage(reference: str, suite: Suite) -> Leakage:
     for place, record in _records(files):
         index.compare(record, place)
         trained += 1
-    named = tuple((str(file.path), file.sha256) for file in files)
+    named = tuple((str(file.path), file.origin.sha256) for file in files)
     return Leakage(named, trained, len(index.rows), tuple(index.found.values()), tuple(unknown))
 
 
@@ -112,7 +112,7 @@ def _training_files(run: str, plan: Any) -> list[CheckedFile]:
     try:
         found = chosen_rows(TrainSettings.model_validate(plan["settings"])).train
         then = {each["sha256"] for each in plan["sources"]["data"]}
-        changed = [str(file.path) for file in found if file.sha256 not in then]
+        changed = [str(file.path) for file in found if file.origin.sha256 not in then]
         if not changed:
             return found
         fault = f"changed since then: {', '.join(changed)}"
