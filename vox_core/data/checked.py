@@ -28,7 +28,7 @@ from vox_core.data.formats import is_remote, require_files
 from vox_core.data.json_rows import parse_object, raw_lines
 from vox_core.data.records import FORMS_OF_PROMPTS, Placed, RowPlace, empty, malformed, readable
 from vox_core.data.row_facts import RowFacts, facts_of, row_text
-from vox_core.data.rows import Answers, Examples, Row, read_row, row_of
+from vox_core.data.rows import Answers, Examples, Row, read_row, rows_of
 from vox_core.data.source import RowSource, open_source
 
 if TYPE_CHECKING:
@@ -61,13 +61,10 @@ class Block:
         Args:
             examples: makes the sides of each; None for supervised training.
         """
-        others = [line for _, line in (*self.lines[1:], *self.lines[:1])]
-        others = others if len(others) > 1 else [None]
-        for (number, line), other in zip(self.lines, others, strict=True):
-            try:
-                yield row_of(line, self.path, number, examples, other)
-            except RowError as fault:
-                raise changed(self.path) from fault
+        try:
+            yield from rows_of(self.lines, self.path, examples)
+        except RowError as fault:
+            raise changed(self.path) from fault
 
 
 def cut(files: Sequence[CheckedFile], size: int = BLOCK_BYTES) -> Iterator[Block]:

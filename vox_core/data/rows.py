@@ -27,7 +27,7 @@ Where the model learns from its own answers, the document is the prompt.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -408,6 +408,15 @@ def row_of(
     except RowError as error:
         return Row(path, number, {}, "; ".join(map(str, error.faults)))
     return Row(path, number, sides)
+
+
+def rows_of(
+    lines: Sequence[tuple[int, bytes | None]], path: Path, examples: Examples | None = None
+) -> Iterator[Row]:
+    """Read lines, each beside the next one, and the last beside the first; see `row_of`."""
+    others = [None] if len(lines) == 1 else [line for _, line in (*lines[1:], *lines[:1])]
+    for (number, line), other in zip(lines, others, strict=True):
+        yield row_of(line, path, number, examples, other)
 
 
 @cache

@@ -22,7 +22,7 @@ from vox_core.data.batching import to_batch
 from vox_core.data.dataset import encode_rows, require_trained
 from vox_core.data.encode import Encoder
 from vox_core.data.faults import RowError
-from vox_core.data.rows import examples_by, objective_of, row_of
+from vox_core.data.rows import examples_by, objective_of, rows_of
 from vox_core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -191,12 +191,8 @@ def _encoded(
         raise _no_rollouts("rows")
     examples = None if objective is None else examples_by(objective)
     try:
-        lines = [json.dumps(dict(row)).encode() for row in rows]
-        others = [*lines[1:], lines[0]] if len(lines) > 1 else [None]
-        read = [
-            row_of(line, ROWS, number, examples, other)
-            for number, (line, other) in enumerate(zip(lines, others, strict=True), 1)
-        ]
+        lines = [(number, json.dumps(dict(row)).encode()) for number, row in enumerate(rows, 1)]
+        read = [*rows_of(lines, ROWS, examples)]
     except (RowError, TypeError) as error:
         raise _unusable("D003", "rows are malformed", str(error)) from error
     dataset = encode_rows(encoder, read, {})
