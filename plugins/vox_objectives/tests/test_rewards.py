@@ -57,7 +57,7 @@ def test_a_file_that_does_not_end_loading_is_told_where_such_code_belongs(tmp_pa
         "import time\ntime.sleep(600)\ndef f(row, answer): 0\n"
     )
     with monkeypatch.context() as patch:
-        patch.setattr(rewards, "SECONDS", 0.1)
+        patch.setattr(rewards, "LOADING_SECONDS", 0.1)
         with pytest.raises(ConfigError, match="took more than") as caught:
             rewards.FunctionReward(file, "f")
     assert '`if __name__ == "__main__":`' in caught.value.remedy
@@ -387,6 +387,22 @@ def test_coroutines_are_awaited_in_one_loop(tmp_path, code):
     row = {"prompt": "Hi?"}
     for _ in range(2):
         assert [*judge.judge_all([row, row], ["four", "more"])] == [0.5, 0.5]
+    judge.close()
+
+
+def test_a_function_has_its_own_time_and_is_ended_before_the_training(tmp_path, monkeypatch):
+    file = tmp_path / "judge.py"
+    file.write_text(
+        "import time\nfrom pathlib import Path\n\ndef judge(row, answer):\n    time.sleep(row['s'])\n"
+        "    return int(Path('/proc/self/oom_score_adj').read_text())\n"
+    )
+    judge = rewards.reward_of(f"{file}:judge")
+    monkeypatch.setattr(rewards, "SECONDS", 0.0)
+    if sys.platform == "linux":
+        assert judge.judge({"s": 0}, "") == 1000
+    monkeypatch.setattr(rewards, "FUNCTION_SECONDS", 0.1)
+    with pytest.raises(ValueError, match=r"took more than 0.1 s"):
+        judge.judge({"s": 600}, "")
     judge.close()
 
 

@@ -1,7 +1,7 @@
-"""The process of a reward function: a JSON object a line, in and out. Imports nothing of vox, since
-its memory is limited.
+"""The process of a reward function: a JSON object a line, in and out. Imports nothing of vox. Where
+memory runs out, Linux ends it before the training.
 
-    python -P function_process.py FILE.py FUNCTION BYTES
+    python -P function_process.py FILE.py FUNCTION
 
     out    {}, for a function of lists {"fields": ["truth"]}, or {"fault": "…"}
     in     {"rows": [{"…": …}], "answers": ["…"], "prompts": ["…"]}
@@ -14,7 +14,6 @@ import asyncio
 import inspect
 import json
 import os
-import resource
 import runpy
 import sys
 import traceback
@@ -36,8 +35,9 @@ class WrongResult(Exception):
     """A function returned what cannot be its answers' rewards."""
 
 
-def main(file: str, name: str, memory: str) -> int:
-    resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
+def main(file: str, name: str) -> int:
+    with suppress(OSError):  # not on Linux
+        Path("/proc/self/oom_score_adj").write_text("1000")
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the function prints is no answer
     sys.path.insert(0, str(Path(file).parent))  # as Python does for a script

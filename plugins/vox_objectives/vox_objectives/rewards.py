@@ -34,9 +34,12 @@ from vox_core.errors import ConfigError
 from vox_objectives.rows import CHATS, asked, is_answer
 
 SECONDS = 10.0
-"""For one answer; a function of lists has as much for each of its answers."""
+"""For a program."""
 MEMORY = 2 << 30
-"""Bytes of address space of a program or a function."""
+"""Bytes of address space of a program."""
+LOADING_SECONDS, FUNCTION_SECONDS = 120.0, 60.0
+"""For a file, which may load a model; and for one answer, which it may ask a server about. A
+function of lists has as much for each of its answers."""
 ANSWERS = ("answer", "completion", "response", "output")
 """Fields that hold the row's answer."""
 
@@ -189,7 +192,7 @@ class FunctionReward(Reward):
             raise ValueError(fault)
         prompts = [*map(asked, rows)] if self._of_lists else []
         question = {"rows": [*map(dict, rows)], "answers": answers, "prompts": prompts}
-        said = self._ask(question, SECONDS * len(answers))
+        said = self._ask(question, FUNCTION_SECONDS * len(answers))
         if "fault" in said:
             cause = RuntimeError(said["traceback"]) if "traceback" in said else None
             raise ValueError(said["fault"]) from cause
@@ -204,14 +207,14 @@ class FunctionReward(Reward):
     def _start(self) -> str:
         """Start the process and return its fault; empty if it has none."""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", _PROCESS, str(self._file), self._function, str(MEMORY)],
+            [sys.executable, "-P", _PROCESS, str(self._file), self._function],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,  # Ctrl-C is for vox, which finishes the step
         )
-        said = self._answer(SECONDS)
+        said = self._answer(LOADING_SECONDS)
         self._of_lists, self.fields = "fields" in said, said.get("fields", ())
         return str(said.get("fault", ""))
 
