@@ -8,11 +8,13 @@ import re
 import select
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from vox_core.errors import ConfigError
 from vox_objectives import rewards
+from vox_testing.tiny import make_model
 
 TESTS = {"answer": "assert double(2) == 4"}
 
@@ -390,10 +392,31 @@ def test_coroutines_are_awaited_in_one_loop(tmp_path, code):
     judge.close()
 
 
+def test_the_guides_reward_model(tmp_path):
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+    folder = make_model("llama", tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = LlamaConfig.from_pretrained(folder, num_labels=1, pad_token_id=tokenizer.pad_token_id)
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    guide = (Path(__file__).resolve().parents[3] / "docs/guide/reinforcement.md").read_text("utf-8")
+    code = next(c for c in re.findall(r"```python\n(.*?)```", guide, re.S) if "# judge.py" in c)
+    (tmp_path / "judge.py").write_text(code.replace("me/reward-model", str(folder)))
+    judge = rewards.reward_of(f"{tmp_path / 'judge.py'}:preferred")
+    rows = [{"prompt": "Which?"}, {"prompt": "Who?"}]
+    first, second = judge.judge_all(rows, ["This one.", "She."])
+    assert first != second
+    assert judge.judge(rows[1], "She.") == pytest.approx(
+        second, abs=1e-5
+    )  # float32, without padding
+    judge.close()
+
+
 def test_a_function_has_its_own_time_and_is_ended_before_the_training(tmp_path, monkeypatch):
     file = tmp_path / "judge.py"
     file.write_text(
-        "import time\nfrom pathlib import Path\n\ndef judge(row, answer):\n    time.sleep(row['s'])\n"
+        "import time\nfrom pathlib import Path\n\n"
+        "def judge(row, answer):\n    time.sleep(row['s'])\n"
         "    return int(Path('/proc/self/oom_score_adj').read_text())\n"
     )
     judge = rewards.reward_of(f"{file}:judge")
