@@ -16,7 +16,9 @@ import pytest
 from vox_core.api.generating import Generator as Rows
 from vox_core.api.generating import Prompt, Sampling
 from vox_core.contract import Batch, RowByRow
+from vox_core.errors import DataError, StorageError
 from vox_tinker.engine import Engine, Row, Steps
+from vox_tinker.futures import failure
 
 MOST = 10
 
@@ -129,6 +131,16 @@ def test_a_job_that_raises_ends_alone() -> None:
         engine.run(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
         engine.run(done.set)
         assert done.wait(60)
+
+
+def test_no_place_of_the_server_is_in_an_answer() -> None:
+    """An error of the server names files; the user's own faults are told."""
+    fault = "the adapter after step 3 is kept in /srv/runs"
+    disk = failure(
+        StorageError("S001", "the disk is full", where="/srv", faults=[fault], remedy="")
+    )
+    assert b"the disk is full (VOX-S001)" in disk.content and b"/srv" not in disk.content
+    assert b"row 3" in failure(DataError("D003", "wrong", faults=["row 3"], remedy="")).content
 
 
 class Flat(RowByRow):

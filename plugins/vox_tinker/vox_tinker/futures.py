@@ -75,7 +75,8 @@ def failure(error: Exception) -> Answer:
     user, server = types.RequestErrorCategory.User, types.RequestErrorCategory.Server
     category = user if isinstance(error, Refused | InputError) else server
     if isinstance(error, VoxError):
-        text = "\n- ".join((in_short(error), *error.faults))
+        faults = error.faults if category is user else ()  # others name places of the server
+        text = "\n- ".join((in_short(error), *faults))
     elif isinstance(error, Refused):
         text = str(error)
     else:
