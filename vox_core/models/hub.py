@@ -67,6 +67,13 @@ def download_adapter(repository: str, report: Progress) -> Path | None:
     Raises:
         ModelError, StorageError: as of `download`.
     """
+    from huggingface_hub import try_to_load_from_cache
+
+    kept = [
+        isinstance(try_to_load_from_cache(repository, n), str) for n in ("config.json", ADAPTER)
+    ]
+    if kept == [True, False]:  # a model that was downloaded before
+        return None
     try:
         folder = download(repository, None, report, [ADAPTER, "config.json"])
     except ModelError:

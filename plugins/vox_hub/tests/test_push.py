@@ -37,6 +37,7 @@ class Hub(ThreadingHTTPServer):
         self.damage = ""  # name of a file that is stored otherwise than it was sent
         self.ignored = ()  # names that a .gitignore leaves out
         self.large = {}
+        self.asked = []  # paths
         self.models = {}  # files by name, of repositories that can be downloaded
 
     def published(self):
@@ -48,6 +49,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Hub
 
     def do_GET(self):
+        self.server.asked.append(self.path)
         if self.path == "/api/whoami-v2":
             known = self.headers["Authorization"] == f"Bearer {TOKEN}"
             return self.answer({"name": "me"}) if known else self.answer({"error": "who?"}, 401)
@@ -261,6 +263,9 @@ def test_a_published_adapter_is_used_by_its_name(hub, runs, vox, elsewhere):
     there, base = resolve_reference("me/mine"), resolve_reference(BASE)
     assert there.digest() == resolve_reference(str(runs / "local")).digest() != base.digest()
     assert resolve_reference(BASE, adapter="me/mine").digest() == there.digest()
+    hub.asked.clear()
+    resolve_reference(BASE)
+    assert len(hub.asked) == 1, "a model that was downloaded before is looked up once"
     for line in (("generate", "me/mine", "hello", "--max-tokens", "2"), ("merge", "me/mine")):
         done = vox(*line)
         assert done.code == 0 and "No files" not in done.err, done.err
