@@ -29,6 +29,7 @@ from vox_core.data.json_rows import (
 )
 from vox_core.data.records import (
     Placed as Placed,
+    STEP as STEP,
     listed as listed,
     next_step as next_step,
     read_lines as read_lines,

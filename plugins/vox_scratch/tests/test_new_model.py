@@ -329,6 +329,7 @@ def test_it_learns_from_nothing(likes, text: Path, tmp_path: Path, backend: str)
         ({"data": ["none.txt"]}, "D001", "none.txt"),
         ({"data": ["empty.jsonl"]}, "D002", "empty.jsonl"),
         ({"data": ["bad.jsonl"]}, "D003", "or name other files with --data"),
+        ({"data": ["book.md"]}, "D003", "rename the file"),
     ],
 )
 def test_what_does_not_make_a_model(
@@ -336,6 +337,7 @@ def test_what_does_not_make_a_model(
 ) -> None:
     monkeypatch.chdir(text.parent)
     Path("empty.jsonl").touch()
+    Path("book.md").write_text("Once upon a time\n")
     Path("bad.jsonl").write_text('{"text": "x"}\n{"text": 3}\n')
     given = {**given, "data": [Path(each) for each in given.get("data", ())]}
     with pytest.raises(VoxError) as caught:
@@ -344,6 +346,7 @@ def test_what_does_not_make_a_model(
     assert said in str(caught.value)
     assert sorted(path.name for path in Path().iterdir()) == [
         "bad.jsonl",
+        "book.md",
         "empty.jsonl",
         "train.txt",
     ]

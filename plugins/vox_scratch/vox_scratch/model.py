@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from vox_core.api.files import atomic_folder, require_absent, require_space
 from vox_core.api.models import CONFIG, LocalModel, Progress, resolve, resolve_reference
-from vox_core.api.rows import CheckedFile, check_files, find_split
+from vox_core.api.rows import STEP, CheckedFile, check_files, find_split
 from vox_core.api.runs import RunFolder
 from vox_core.api.tokenizers import load_tokenizer
 from vox_core.errors import ConfigError, DataError, StorageError
@@ -135,7 +135,8 @@ def _sound(paths: Sequence[Path]) -> list[CheckedFile]:
     except DataError as error:
         if error.code != "VOX-D003":
             raise
-        raise error.but(remedy="correct these lines, or name other files with --data") from error
+        here = "correct these lines, or name other files with --data"  # none is left out
+        raise error.but(remedy=error.remedy.replace(STEP, here)) from error
 
 
 def _configuration(folder: Path, values: Mapping[str, Any]) -> PreTrainedConfig:
