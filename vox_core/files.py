@@ -166,11 +166,11 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     Yields the temporary folder to fill, with any files and folders.
 
     Args:
-        replace: a folder may be there, and is replaced. After a crash between two renames there is
-            none; it is never there in part. Its parent exists.
+        replace: replace a folder that may be there; the parent must exist. A crash between the two
+            renames leaves no folder at `path`, never a part of one.
 
     Raises:
-        OutputError: `path` exists, or its parent cannot be written; not with `replace`.
+        OutputError: without `replace`, `path` exists, or its parent cannot be written.
         StorageError: any other I/O error.
     """
     temporary, before = temporary_beside(path), temporary_beside(path)
@@ -306,8 +306,8 @@ def require_writable(file: Path) -> None:
 
 
 def default_out(reference: str, suffix: str) -> Path:
-    """Return `REFERENCE-SUFFIX`, for a result without --out; in the current folder, if the
-    reference is on the hub: a folder `owner` here would hide what the hub has from that owner."""
+    """Return `REFERENCE-SUFFIX`, for a result without --out; `NAME-SUFFIX` for OWNER/NAME on the
+    hub, since a folder OWNER here would be looked into instead of the hub."""
     here = reference.rstrip("/")
     return Path(f"{here if Path(here).exists() else Path(here).name}-{suffix}")
 

@@ -16,6 +16,7 @@ import pytest
 from vox_core import errors as tree
 from vox_core.cli import failures
 from vox_core.cli.lazy import Command
+from vox_runs.cli import runs
 
 COMMAND = [sys.executable, "-m", "vox_core.cli"]
 
@@ -249,6 +250,15 @@ def test_an_error_without_a_reader_keeps_its_exit_code(tmp_path: Path) -> None:
     code, err = into_a_closed_pipe("trian", "--json", cwd=tmp_path)
     assert code == 2
     assert err.endswith("see `vox --help`\n")
+
+
+def test_a_broken_plugin_takes_no_hint_away(vox, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(runs, "list_commands", broken)
+    done = vox("stats")
+    assert (done.code, "did you mean data stats?" in done.err) == (2, True)
 
 
 def test_an_option_is_no_value_of_the_one_before_it(vox) -> None:

@@ -106,7 +106,7 @@ def test_fields_of_a_row_are_mapped_by_flags(vox, training: Training) -> None:
         ("--gradient_clipping", "did you mean --clip? see `"),
         ("--early_stopping_patience", "did you mean --patience? see `"),
         ("--fine-tune-type", "did you mean --method? see `"),
-        ("--adapter-path", "did you mean --out? ("),
+        ("--adapter-path", "did you mean --adapter? ("),
         ("--deepspeed", "did you mean --shard? (with "),
         ("--flash_attention", "nothing to set: the backend chooses its kernels"),
         ("--push_to_hub", "after the run: vox push RUN OWNER/NAME"),

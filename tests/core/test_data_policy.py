@@ -274,8 +274,21 @@ def masked(lines: Iterable[int], path: Path = HERE) -> CheckedFile:
     """A file of which these lines are used."""
     used = bytes(line in {*lines} for line in range(max(lines, default=0) + 3))
     return CheckedFile(
-        path, SourceFile(path, "", (0, 0)), RowSource(path, path, "key"), chosen=used
+        path, SourceFile(path, "", (0, 0, 0)), RowSource(path, path, "key"), chosen=used
     )
+
+
+def test_a_file_has_changed_if_its_bytes_have(tmp_path: Path) -> None:
+    (path := tmp_path / "a.jsonl").write_text("first")
+    file, times = SourceFile.of(path), path.stat()
+    path.chmod(0o600)
+    os.utime(path, (1, 1))
+    assert file.unchanged()
+    path.write_text("other")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert not file.unchanged(), "of the same size, and its time was put back"
+    path.unlink()
+    assert not file.unchanged()
 
 
 @MANY

@@ -147,9 +147,9 @@ def _command_meant(error: UnknownCommand) -> str:
 
     spelt, meant = error.name.replace("_", "-"), list[str]()
     if error.ctx and isinstance(group := error.ctx.command, LazyGroup):
-        meant += group.below(error.ctx, spelt)
-        if not (meant or group.path):
+        if not group.path:
             meant += (own for own, theirs in PEERS_COMMANDS.items() if spelt in theirs.split())
+        meant = meant or [*group.below(error.ctx, spelt)]
     return f"did you mean {' or '.join(meant)}?" if meant else did_you_mean(error.name, error.known)
 
 

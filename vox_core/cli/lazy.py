@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 import click
 from click.core import augment_usage_errors
 
-from vox_core.errors import VoxError
-
 
 class Lazy(NamedTuple):
     """A command's location (`module:attribute`), help line, and the plugin that declares it."""
@@ -128,7 +126,7 @@ class LazyGroup(Group):
         """Yield the commands of that name in the groups of this one, such as `plugin install`;
         imports all of them."""
         for word in self.list_commands(ctx):
-            with suppress(VoxError):  # a plugin that cannot be used has none
+            with suppress(Exception):  # a plugin that cannot be used has none
                 group = self.get_command(ctx, word)
                 if isinstance(group, click.Group) and name in group.list_commands(ctx):
                     yield f"{word} {name}"

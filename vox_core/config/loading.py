@@ -377,7 +377,7 @@ def _table_in(annotation: Any) -> type[BaseModel] | None:
 
 
 _BATCH = "it counts the examples of a whole optimizer step: per-device batch size x accumulation"
-_SHARD = "with --processes; it splits the weights and what training adds to them"
+_SHARD = "with --processes; it splits the weights, their gradients and the optimizer's state"
 
 _RENAMED = {
     "lr": "learning-rate",
@@ -444,7 +444,7 @@ _DIFFERENT = {
     ("eval-every", "in steps"): "eval-strategy",
     ("warmup", "it is a share of all steps: warm-up steps / steps"): "warmup-steps",
     ("resume", "it names the run folder"): "resume-from-checkpoint",
-    ("out", "--adapter names one to start from"): "adapter-path",
+    ("adapter", "in training the one to start from; --out is for the result"): "adapter-path",
     ("", "after the run: vox push RUN OWNER/NAME"): "push-to-hub hub-model-id",
     ("quant", "nf4 is QLoRA's 4 bits"): "load-in-4bit",
     ("quant", "int8"): "load-in-8bit",

@@ -332,7 +332,7 @@ class TrainSettings(DataSettings):
     quant: Quant = Field(
         "none", description="Quantisation of the base's linear layers; none: as stored."
     )
-    adapter: Path | None = Field(
+    adapter: str | None = Field(
         None,
         description="Start from this adapter: a run, a folder saved by PEFT or mlx-lm, or one on "
         "the hub (OWNER/NAME).",

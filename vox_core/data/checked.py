@@ -89,11 +89,11 @@ def cut(files: Sequence[CheckedFile], size: int = BLOCK_BYTES) -> Iterator[Block
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file when it was read; `state` is its size and its time of change."""
+    """A file when it was read; `state` is its size and its times of change."""
 
     path: Path
     sha256: str
-    state: tuple[int, int]
+    state: tuple[int, int, int]
 
     @classmethod
     def of(cls, path: Path) -> SourceFile:
@@ -101,16 +101,16 @@ class SourceFile:
         return cls(path, file_sha256(path), state)
 
     def unchanged(self) -> bool:
-        """Whether it looks as it did."""
+        """Whether it looks as it did, or has the same bytes, as after a `touch`."""
         try:
-            return _state(self.path) == self.state
+            return _state(self.path) == self.state or file_sha256(self.path) == self.sha256
         except OSError:
             return False
 
 
-def _state(path: Path) -> tuple[int, int]:
+def _state(path: Path) -> tuple[int, int, int]:
     status = path.stat()
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,9 @@ DOCUMENT = np.dtype(
         ("label", "S16"),
     ]
 )
-"""What `Document` says of one beside its arrays: how many tokens, its file as a number among those
-of the data set, and so on; a label is ASCII, of at most 16 characters."""
+"""A `Document` beside its arrays: how many tokens; the number of its file among those of the data
+set; the line; how many end-of-turn tokens are trained; its difficulty, NaN where the row does not
+say; its place in its group, from 0; its label there, such as chosen, in ASCII."""
 
 
 @dataclass(eq=False)

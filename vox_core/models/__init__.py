@@ -119,11 +119,10 @@ def adapter_on_hub(reference: str, progress: Progress | None = None) -> Path | N
     is anything else.
 
     Raises:
-        ModelError: M007, the download failed.
+        ModelError: M001, no such repository; M007, the download failed.
         StorageError: the disk is full, or an I/O error.
     """
-    elsewhere = reference in known().models or Path(reference).parent.is_dir()
-    if elsewhere or not hub.is_hub_id(reference):
+    if not hub.is_hub_id(reference) or Path(reference).parent.is_dir():
         return None
     return hub.download_adapter(reference, progress or (lambda what, done, total: None))
 

@@ -61,23 +61,18 @@ def download(
 
 
 def download_adapter(repository: str, report: Progress) -> Path | None:
-    """Return the snapshot folder of a repository with an adapter; None if it has none, or if the
-    hub cannot say, which `download` of a model explains.
+    """Return the snapshot folder of a repository with an adapter; None of any other.
 
     Raises:
         ModelError, StorageError: as of `download`.
     """
     from huggingface_hub import try_to_load_from_cache
 
-    kept = [
-        isinstance(try_to_load_from_cache(repository, n), str) for n in ("config.json", ADAPTER)
-    ]
+    names = ("config.json", ADAPTER)
+    kept = [isinstance(try_to_load_from_cache(repository, name), str) for name in names]
     if kept == [True, False]:  # a model that was downloaded before
         return None
-    try:
-        folder = download(repository, None, report, [ADAPTER, "config.json"])
-    except ModelError:
-        return None
+    folder = download(repository, None, report, names)
     return download(repository, None, report) if (folder / ADAPTER).is_file() else None
 
 

@@ -104,10 +104,10 @@ def merge(
     """
     out = settings.out or files.default_out(reference, "merged")
     files.require_absent(out)
-    # Else it would be fetched as a model.
-    if not adapter_path(reference, progress).exists() and not promoted(reference):
+    folder = adapter_path(reference, progress)
+    if not folder.exists() and not promoted(reference):  # else it would be fetched as a model
         raise _nothing_to_merge(reference, "no such folder")
-    source = resolve_reference(reference, base=settings.model, progress=progress)
+    source = resolve_reference(str(folder), base=settings.model, progress=progress)
     if source.adapter is None:
         if model := RunFolder(Path(reference)).model:
             raise _merged_already(reference, model)

@@ -316,7 +316,7 @@ class OpenTrainer:
             AdapterError: there is none, or it belongs to another base.
             ConfigError: its settings differ.
         """
-        _, adapter = find_adapter(Path(reference), base=str(self._shared.inputs.model.path))
+        _, adapter = find_adapter(str(reference), base=str(self._shared.inputs.model.path))
         require_same_adapter(adapter, self._plan, reference)
         self._replace(TrainState(0, adapter))
 
@@ -411,7 +411,7 @@ def open_training_base(
     observe(Notice(inputs.selection.why))
     plan = _planned(chosen, inputs, identity(inputs.model))
     if start:
-        require_same_adapter(start.adapter, plan, start.folder)
+        require_same_adapter(start.adapter, plan, start.name)
     encoder = Encoder(load_tokenizer(inputs.model.tokenizer), inputs.seq_len)
     job = TrainJob(plan, inputs.model.path, probe(encoder))
     hardware = inputs.selection.hardware

@@ -243,7 +243,7 @@ def merge_settings(settings: TrainSettings, previous: PreviousRun | None) -> Tra
     if "template" in kept and (own := previous.run.path / TEMPLATE).is_file():
         kept["template"] = own  # whatever became of the file that it was copied from
     if "adapter" in kept and (own := previous.run.path / START).is_dir():
-        kept["adapter"] = own
+        kept["adapter"] = str(own)
     if "epochs" in given and "max_steps" not in given:
         kept.pop("max_steps", None)  # it would win
     if "data" in given and "source" not in given:
@@ -276,7 +276,7 @@ def recorded(settings: TrainSettings, *, whole: bool = False) -> dict[str, Any]:
 def in_force(settings: TrainSettings) -> dict[str, Any]:
     """Every setting as JSON; paths are absolute."""
     values = {name: _absolute(value) for name, value in settings}
-    named = {name: Path(values[name]) for name in ("model", "teacher") if values[name]}
+    named = {name: Path(values[name]) for name in ("model", "adapter", "teacher") if values[name]}
     values |= {name: str(path.resolve()) for name, path in named.items() if path.exists()}
     rewards = map(RewardSource.of, settings.reward)
     values["reward"] = tuple(

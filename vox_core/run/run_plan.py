@@ -198,7 +198,7 @@ def plan_run(
     identity = models.identity(model) if hashed else unhashed
     execution = plan.make_plan(settings, inputs, data, identity)
     if start:
-        require_same_adapter(start.adapter, execution, start.folder)
+        require_same_adapter(start.adapter, execution, start.name)
     sources: Sources = {
         "data": data_files(inputs.rows.train),
         "valid": data_files(inputs.rows.valid),

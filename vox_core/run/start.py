@@ -31,9 +31,9 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """A starting adapter, checked to belong to its base; `folder` is as it was named."""
+    """A starting adapter, checked to belong to its base; `name` is as it was given."""
 
-    folder: Path
+    name: str
     source: ModelReference
     adapter: AdapterState
 
@@ -111,10 +111,10 @@ def starting_adapter(
     return Start(settings.adapter, source, adapter)
 
 
-def find_adapter(folder: Path, **how: Any) -> tuple[ModelReference, AdapterState]:
+def find_adapter(reference: str, **how: Any) -> tuple[ModelReference, AdapterState]:
     """Find an adapter and its base as `resolve_reference` does; A001 if there is none."""
-    found = "no such folder"
-    if adapter_path(str(folder), how.get("progress")).exists():
+    folder, found = adapter_path(reference, how.get("progress")), "no such folder"
+    if folder.exists():
         source = resolve_reference(str(folder), **how)
         if source.adapter is not None:
             return source, source.adapter
@@ -122,10 +122,10 @@ def find_adapter(folder: Path, **how: Any) -> tuple[ModelReference, AdapterState
     raise AdapterError(
         "A001",
         "there is no adapter to start from",
-        where=folder,
+        where=reference,
         found=found,
         expected="a run, a folder saved by PEFT or mlx-lm, or an adapter on the hub",
-        remedy=f"{run_meant(folder)}name a model with --model, and an adapter with --adapter",
+        remedy=f"{run_meant(reference)}name a model with --model, and an adapter with --adapter",
     )
 
 
@@ -156,7 +156,7 @@ def _conflicts(adapter: AdapterState, plan: ExecutionPlan) -> Iterator[str]:
         yield f"--modules-to-save {asked}: the adapter has {has}"
 
 
-def _require_uniform(adapter: AdapterState, where: Path) -> None:
+def _require_uniform(adapter: AdapterState, where: str) -> None:
     if len(sizes := _sizes(adapter)) > 1:
         raise AdapterError(
             "A003",

@@ -61,8 +61,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(
                 [{"type": "file", "path": n, "size": len(c), "oid": "0"} for n, c in files.items()]
             )
-        if repository.endswith("/revision/main"):
-            return self.answer({"id": repository, "sha": COMMIT})
+        if (name := repository.removesuffix("/revision/main")) in self.server.models:
+            return self.answer({"id": name, "sha": COMMIT})
         if repository in (BASE, "gpt2"):
             return self.answer({"id": repository})
         if repository not in self.server.private:
@@ -276,6 +276,27 @@ def test_a_published_adapter_is_used_by_its_name(hub, runs, vox, elsewhere):
     assert resolve_reference("second").base.hub == BASE
     done = vox("merge", BASE)
     assert done.code == 2 and "found:    no such folder" in done.err
+    for line in (("merge", "me/mien"), ("train", *started[:2], "--adapter", "me/mien")):
+        assert "no such repository, or a private one" in vox(*line).err
+    hub.asked.clear()
+    Path("me").mkdir()
+    merged = ("merge", "--out", "x")
+    for line in ((*merged, "me/mine"), (*merged, "./you/mine"), ("train", *started, "--out", "x")):
+        assert "found:    no such folder" in vox(*line).err
+    assert not hub.asked, "what is named by a path is not looked for on the hub"
+
+
+def test_a_plan_that_starts_from_an_adapter_on_the_hub(hub, runs, vox, elsewhere):
+    assert vox("push", runs / "local", "me/mine", "--base-model", BASE).code == 0
+    hub.models["me/mine"] = hub.published()
+    Path("other").mkdir()
+    Path("other/vox.toml").write_text('[train]\nadapter = "me/mine"\nmax-steps = 1\n')
+    planned = vox("plan", runs / "train.jsonl", "--config", "other/vox.toml", "--json")
+    assert planned.code == 0, planned.err
+    Path("p.json").write_text(planned.out)
+    done = vox("train", "--plan", "p.json", "--out", "planned")
+    assert done.code == 0, done.err
+    assert json.loads(Path("planned/plan.json").read_text())["settings"]["adapter"] == "me/mine"
 
 
 def test_a_run_that_was_stopped_is_said_to_be_so(hub, run, vox, tmp_path):
@@ -286,6 +307,8 @@ def test_a_run_that_was_stopped_is_said_to_be_so(hub, run, vox, tmp_path):
     done = vox("push", tmp_path / "run", "me/mine", "--json")
     assert "the run has not ended: step 1 of 9\n" in done.err
     assert json.loads(done.out)["unfinished"] == "step 1 of 9"
+    telemetry.write_text("")
+    assert "has not ended" not in vox("push", tmp_path / "run", "me/mine").err, "nothing is known"
 
 
 def test_what_is_there_from_before_is_named(hub, run, vox):

@@ -65,7 +65,7 @@ class Upload:
             said otherwise than here.
         kept: names in the folder that are not uploaded.
         trained: whether an adapter was found to be the one that training wrote.
-        unfinished: how far a run has come that was stopped before its end; "" of any other folder.
+        unfinished: how far a run has come that has not ended; "" of any other folder.
     """
 
     repository: str
@@ -175,7 +175,8 @@ def _unfinished(folder: Path) -> str:
         run = read_run(folder)
     except AdapterError:  # no run, or not readable any more
         return ""
-    return "" if run.status == "done" else f"step {run.step} of {run.total_steps}"
+    known = run.status != "done" and run.total_steps is not None
+    return f"step {run.step} of {run.total_steps}" if known else ""
 
 
 def _named(folder: Path, patterns: Iterable[str]) -> Iterator[str]:

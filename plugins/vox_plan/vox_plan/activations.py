@@ -101,8 +101,8 @@ def working_of_layer(model: Architecture, layer: Layer) -> Elements:
 
 def kept_beside(layer: Layer, adapted: Collection[str], dora: bool, dropout: bool) -> float:
     """Numbers a token, in the compute dtype, that dropout and DoRA keep besides LoRA's: what
-    dropout left, in place of the input, and its factors (on a GPU they are bits); the outputs of
-    base and adapter for the magnitude's gradient."""
+    dropout left, in place of the input, and its mask (in the compute dtype on a CPU, bytes on a
+    GPU); the outputs of base and adapter for the magnitude's gradient."""
     modules = [module for path, module in layer.linear.items() if path in adapted]
     dropped = 2 * sum(module.in_features for module in modules) if dropout else 0
     return dropped + (2 * sum(module.out_features for module in modules) if dora else 0)

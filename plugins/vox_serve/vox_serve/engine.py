@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -130,7 +131,10 @@ class Engine:
         self._waiting: deque[Answer] = deque()
         self._running: dict[int, Answer] = {}
         self._changed, self._closing = Condition(), False
-        self._thread = Thread(target=self._run, name="vox-serve-engine", daemon=True)
+        context = copy_context()  # which settings file `--config` names
+        self._thread = Thread(
+            target=context.run, args=(self._run,), name="vox-serve-engine", daemon=True
+        )
         self._thread.start()
 
     @property

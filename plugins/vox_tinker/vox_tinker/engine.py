@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -76,7 +77,10 @@ class Engine:
         self._queue: deque[Row] = deque()
         self._running: dict[int, Row] = {}
         self._changed, self._closing = Condition(), False
-        self._thread = Thread(target=self._run, name="vox-tinker-engine", daemon=True)
+        context = copy_context()  # which settings file `--config` names
+        self._thread = Thread(
+            target=context.run, args=(self._run,), name="vox-tinker-engine", daemon=True
+        )
         self._thread.start()
 
     def run(self, job: Callable[[], Steps | None], owner: str = "", *, joins: bool = False) -> None:
