@@ -36,8 +36,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.training import machine
-from vox_core import models
-from vox_core.cli import SPIN_COUNT
+from vox_core import SPIN_COUNT, models
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs/guide"
 BATCH, SEED = 8, 7

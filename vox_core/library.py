@@ -307,6 +307,9 @@ class Model:
         Raises:
             DataError: the chat template refuses a prompt, or it is too long.
         """
+        if "n" in sampling:
+            what, remedy = "generate gives one answer to a prompt", "call answers(prompts, n=2)"
+            raise ConfigError("C002", what, where="n", found=sampling["n"], remedy=remedy)
         one = isinstance(prompts, str | Mapping)
         one |= isinstance(prompts, Sequence) and any(isinstance(each, Mapping) for each in prompts)
         answers = self.answers([prompts] if one else prompts, n=1, **sampling)

@@ -17,7 +17,7 @@ from benchmarks.training.documents import Steps
 from benchmarks.training.flops import step_flop
 from benchmarks.training.result import Measured, Round, Work
 from benchmarks.training.task import Answer, Device, Task
-from vox_core.cli import SPIN_COUNT
+from vox_core import SPIN_COUNT
 from vox_core.contract import AdapterSpec, OptimizerSpec
 from vox_core.run.loop import learning_rate
 

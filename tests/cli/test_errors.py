@@ -124,6 +124,13 @@ def test_ctrl_c_exits_130(error: BaseException, capsys) -> None:
         ("install mlx", "error[VOX-C006]: unknown command install", "did you mean plugin install"),
         ("stats", "error[VOX-C006]: unknown command stats", "did you mean data stats?"),
         ("data install", "error[VOX-C006]: unknown command install", "next: see `vox data --help`"),
+        ("grpo x", "error[VOX-C006]: unknown command grpo", "did you mean train --objective grpo?"),
+        (
+            "train --shard false",
+            "error[VOX-C006]: --shard takes no value; its opposite is --no-shard",
+            "vox train --help",
+        ),
+        ("chat --model x", "error[VOX-C006]: unknown option --model", "it is the first argument"),
         ("merge_lora", "error[VOX-C006]: unknown command merge_lora", "did you mean merge?"),
         ("model lst", "error[VOX-C006]: unknown command lst", "did you mean list?"),
         ("train --rnak 3", "error[VOX-C006]: unknown option --rnak", "did you mean --rank?"),

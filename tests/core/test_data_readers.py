@@ -245,6 +245,13 @@ def test_a_text_file_that_is_none_is_one_fault(tmp_path: Path) -> None:
         load_records([path])
 
 
+def test_a_configuration_is_no_data(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("base_model: a/b\nlearning_rate: 1e-4\n")
+    with pytest.raises(DataError) as caught:
+        check_files([tmp_path / "config.yaml"])
+    assert "go into vox.toml" in caught.value.remedy
+
+
 @pytest.mark.parametrize("name", ["book.md", "notes.text", "book.log.gz", "notes"])
 def test_text_in_a_file_of_another_name_is_to_be_renamed(name: str, tmp_path: Path) -> None:
     text = b"# A book\n\n1984 was a year.\nIt was a dark night.\n"

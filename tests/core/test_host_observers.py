@@ -83,6 +83,16 @@ def test_each_is_told_of_every_event_in_order_and_kept_off_stdout(
     assert (out, "loud" in err) == ("", True)
 
 
+def test_a_broken_plugin_is_named_unless_it_is_disabled(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows what it would have done, and it may be a tracker."""
+    site.add("bad", NOTES, manifest="[provides]\nhooks = ['vox_event']\n")
+    assert faults_of(Observers()) == ["plugin 'bad' is broken: vox plugin doctor bad"]
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "tensorboard,wandb,bad")
+    assert faults_of(Observers()) == []
+
+
 def test_no_observer_is_imported_in_the_process_of_the_run(site: Site) -> None:
     heard = watch(site, "good", then="note(os.getpid())")
     assert faults_of(Observers()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import importlib
 import json
+import os
 import pickle
 import pkgutil
 import re
@@ -53,6 +54,17 @@ def test_a_run_has_its_folder_losses_and_report(trained: vox.Run) -> None:
     assert found.losses == [*enumerate(trained.losses, 1)]
 
 
+def test_waiting_threads_leave_the_core_to_others() -> None:
+    """Said before torch is imported, which reads it then."""
+    code = "import os, vox_core; before = dict(os.environ); vox_core.train; "
+    code += "print(before.get('GOMP_SPINCOUNT'), os.environ['GOMP_SPINCOUNT'])"
+    environment = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["None", vox.SPIN_COUNT]
+
+
 def test_what_was_trained_answers(trained: vox.Run, tiny: Callable[..., Path]) -> None:
     with trained.load(dtype="fp32", max_tokens=8) as model:
         assert model.title.endswith("+ adapter")
@@ -83,7 +95,7 @@ def test_what_was_trained_answers(trained: vox.Run, tiny: Callable[..., Path]) -
         with pytest.raises(ConfigError, match="load it again"):
             model.generate("Hi", dtype="bf16")
         for prompts in ("Hi", ["Hi"]):
-            with pytest.raises(TypeError, match="'n'"):
+            with pytest.raises(ConfigError, match=r"answers\(prompts, n=2\)"):
                 model.generate(prompts, n=2)
         with pytest.raises(DataError):
             model.generate("too long " * 10_000)

@@ -21,8 +21,8 @@ from vox_testing.tiny import VOCABULARY
 UNIFORM = math.log(VOCABULARY)
 
 
-def step(number: int, loss: float) -> StepDone:
-    return StepDone(number, loss, 1e-4, 1.0, 100, 40, 0.5)
+def step(number: int, loss: float, trained: int = 64) -> StepDone:
+    return StepDone(number, loss, 1e-4, 1.0, 100, trained, 0.5)
 
 
 def watching(*losses: float, ordered: bool = False, full: bool = False) -> LossWatch:
@@ -75,6 +75,7 @@ def test_an_adapter_of_a_model_that_was_never_trained_is_warned_of() -> None:
     assert said.level == "warning"
     assert "a new model needs --method full, not an adapter, and an --lr" in said.message
     assert [*watching()(step(1, UNIFORM * 0.97))] == []
+    assert [*watching()(step(1, UNIFORM * 2, trained=63))] == [], "a few answers may be unusual"
 
 
 def test_a_run_that_ends_at_a_uniform_guess_is_warned_of() -> None:
@@ -82,6 +83,7 @@ def test_a_run_that_ends_at_a_uniform_guess_is_warned_of() -> None:
     assert "no better" in (at_end(2.3, 9.0, 9.0, 9.0) or "")
     assert at_end(2.3, 4.0, 3.0, 2.5) is None
     assert at_end() is None
+    assert at_end(9.0, 9.0, 9.0) is None, "three steps have no last quarter"
 
 
 def test_a_rise_is_told_from_20_steps_on() -> None:
@@ -114,7 +116,7 @@ def test_losses_that_neither_rise_nor_fall_are_hardly_ever_warned_of(kind: str, 
 def test_warnings_are_in_the_terminal_the_telemetry_and_the_report(tiny, settings, monkeypatch):
     monkeypatch.setattr(controller, "_UNIFORM", 0.0)  # any loss is as bad as a guess
     events = []
-    report = train(settings(tiny("llama"), lr=0.1, max_steps=2), observe=events.append)
+    report = train(settings(tiny("llama"), lr=0.1, max_steps=4), observe=events.append)
     told = [e.message for e in events if isinstance(e, Notice) and e.level == "warning"]
     written = [
         line["message"]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import click
 
+from vox_core import SPIN_COUNT
 from vox_core.cli import failures
 from vox_core.cli.lazy import Lazy, LazyGroup
 
@@ -42,12 +43,6 @@ COMMANDS = {
 
 data = LazyGroup(name="data", table={}, path=("data",), help=COMMANDS["data"].help)
 """The group that plugins add `vox data check` and the like to."""
-
-# How many times a waiting OpenMP thread spins before it sleeps. libgomp's default, until the other
-# threads are scheduled again, makes each of two runs at once five times as slow; this value 2.2
-# times, and one alone by 2 to 7 % (docs/dev/performance-log.md). libgomp reads the variable when
-# the first library that uses it is imported, so it must be set before.
-SPIN_COUNT = "1000"
 
 
 root = LazyGroup(

@@ -28,7 +28,8 @@ from vox_core.files import storage_error
 
 STOPPED = 130
 PEERS_COMMANDS = {
-    "train": "sft dpo orpo kto grpo lora finetune fine-tune",
+    "train": "sft lora finetune fine-tune tune",
+    **{f"train --objective {name}": name for name in ("dpo", "orpo", "kto", "grpo", "ppo")},
     "train --resume": "resume",
     "merge": "fuse merge-lora",
     "generate": "inference infer",
@@ -37,6 +38,7 @@ PEERS_COMMANDS = {
     "eval": "evaluate lm-eval",
     "model pull": "download",
     "data check": "preprocess",
+    "push": "upload",
 }
 """Command of vox -> its names in peers."""
 KEYS = ("code", "what", "where", "found", "expected", "remedy")

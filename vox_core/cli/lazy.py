@@ -54,6 +54,10 @@ class Command(click.Command):
         options = {name: it for name, it in named if name[0] == "-"}
         with augment_usage_errors(ctx):  # an option without its value names no command otherwise
             for one, next_one in pairwise(takewhile("--".__ne__, args)):
+                switch = getattr(options.get(one), "secondary_opts", ())
+                if switch and next_one.lower() in ("true", "false"):
+                    what = f"{one} takes no value; its opposite is {switch[0]}"
+                    raise click.BadOptionUsage(one, what)
                 takes_value = not getattr(options.get(one), "is_flag", True)
                 if takes_value and next_one.partition("=")[0] in options:
                     what = f"{one} needs a value; found the option {next_one}"

@@ -377,7 +377,6 @@ def _table_in(annotation: Any) -> type[BaseModel] | None:
 
 
 _BATCH = "it counts the examples of a whole optimizer step: per-device batch size x accumulation"
-_SHARD = "with --processes; it splits the weights, their gradients and the optimizer's state"
 
 _RENAMED = {
     "lr": "learning-rate",
@@ -386,6 +385,7 @@ _RENAMED = {
     "dropout": "lora-dropout",
     "targets": "lora-target-modules target-modules lora-target",
     "method": "fine-tune-type finetuning-type",
+    "objective": "stage",
     "dtype": "mixed-precision torch-dtype",
     "quant": "quantization quantization-bit quantization-config",
     "adapter": "resume-adapter-file lora-model-dir",
@@ -424,7 +424,10 @@ _DIFFERENT = {
         "batch-size",
         f"{_BATCH}; micro-batch-tokens then bounds memory, and never changes the loss",
     ): "gradient-accumulation-steps grad-accumulation-steps gradient-accumulation",
-    ("", "nothing to set: examples are packed, and never attend to one another"): "packing",
+    (
+        "",
+        "nothing to set: examples are packed, and never attend to one another",
+    ): "packing sample-packing",
     ("", "nothing to set: what the assistant says is trained, and nothing else"): (
         "assistant-only-loss completion-only-loss train-on-responses-only train-on-inputs "
         "mask-prompt"
@@ -436,10 +439,11 @@ _DIFFERENT = {
     ("", "nothing to set: it is the model before training"): "ref-model",
     ("method", "dora"): "use-dora",
     ("method", "rslora"): "use-rslora",
-    ("method", "full"): "full-finetuning",
+    ("method", "full"): "full-finetuning full",
+    ("method", "lora is the default"): "use-peft use-lora",
     ("", "map the column: --field text=NAME"): "dataset-text-field",
     ("backend", "a backend stands for its device"): "device",
-    ("shard", _SHARD): "deepspeed fsdp",
+    ("shard", "with --processes"): "deepspeed fsdp",
     ("save-every", "in steps; or --save-epochs, --save-minutes"): "save-strategy",
     ("eval-every", "in steps"): "eval-strategy",
     ("warmup", "it is a share of all steps: warm-up steps / steps"): "warmup-steps",
@@ -448,15 +452,15 @@ _DIFFERENT = {
     ("", "after the run: vox push RUN OWNER/NAME"): "push-to-hub hub-model-id",
     ("quant", "nf4 is QLoRA's 4 bits"): "load-in-4bit",
     ("quant", "int8"): "load-in-8bit",
-    ("dtype", "bf16"): "bf16",
-    ("dtype", "fp16"): "fp16",
+    ("dtype", "bf16 or fp16"): "bf16 fp16",
     ("data", "a data set of the hub is hf:owner/name"): "dataset-name",
     ("", 'the prompt has no flag: vox generate RUN "…"'): "prompt",
+    ("", "the model has no flag: it is the first argument"): "model",
     (
         "",
         "trackers are plugins, and need no setting: vox plugin install wandb; "
         "telemetry.jsonl in the run folder has every step",
-    ): "report-to",
+    ): "report-to wandb-project",
     ("", "events come to on_event, or to an observer of a plugin"): "callbacks",
     ("reward", "the weight stands behind the name: exact=0.5"): "reward-weights",
     ("seq-len", "the answer counts, too, unless the model samples it"): "max-prompt-length",

@@ -160,7 +160,9 @@ def next_step(codes: Collection[str], paths: Collection[Path], lost: bool) -> st
                 f"; {path.name} may be Latin-1 or Windows-1252, and then this makes it UTF-8: "
                 "iconv -f windows-1252 -t utf-8 OLD > NEW"
             )
-    if "invalid JSON" in codes and not all(map(is_known, paths)):
+    if "invalid JSON" in codes and any(path.suffix in (".yaml", ".yml") for path in paths):
+        step = "settings are flags, or go into vox.toml; of the data, name the files themselves"
+    elif "invalid JSON" in codes and not all(map(is_known, paths)):
         step += (
             "; plain text is read from .txt files, each of which is one document: rename the file"
         )

@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from vox_core.contract import Event, RunEnd
-from vox_core.host.discover import Found
+from vox_core.host.blocked import blocked_plugins
+from vox_core.host.discover import Found, discover
 from vox_core.host.load import providers
 from vox_core.host.process import child_command, signal_name
 
@@ -47,8 +48,11 @@ class Observers:
             plugins: those that are installed; by default, they are searched for.
         """
         self._listening: list[_Observer] = []
-        self._faults: list[str] = []
-        for plugin in providers("hooks", "vox_event", plugins):
+        installed = discover() if plugins is None else plugins
+        blocked = blocked_plugins([each.id for each in installed])
+        broken = (each.id for each in installed if each.fault and each.id not in blocked)
+        self._faults = [f"plugin {id!r} is broken: vox plugin doctor {id}" for id in broken]
+        for plugin in providers("hooks", "vox_event", installed):
             try:
                 self._listening.append(_Observer(plugin.id))
             except OSError as error:

@@ -68,6 +68,8 @@ appendix B) train at 1e-4 to 5e-4, the quick start at 1e-3, and full fine-tuning
 3e-3 (arXiv:2502.02737); no recipe goes above."""
 
 LEAST_STEPS = 20
+LEAST_LOSSES, LEAST_TOKENS = 4, 64
+"""Fewer steps have no last quarter, and fewer trained tokens no loss that says much of a model."""
 _BEGINNING, _LEAST_BEGINNING = 30, 3
 _STANDARD_ERRORS, _LEAST_RISE = 5, 0.1
 _UNIFORM, _WORSE = 0.98, 1.1
@@ -106,6 +108,8 @@ class LossWatch:
         """A warning, where the event gives reason for one."""
         if isinstance(event, StepDone | Validation) and not self._first_seen:
             self._first_seen = True
+            if isinstance(event, StepDone) and event.trained_tokens < LEAST_TOKENS:
+                return
             if event.loss > _WORSE * self._uniform:
                 yield Notice(
                     f"the first loss, {event.loss:.2f}, is far above ln(vocabulary) = "
@@ -123,7 +127,8 @@ class LossWatch:
 
     def at_end(self) -> Iterator[Notice]:
         """A warning about the losses of all steps, where there is reason for one."""
-        if not (losses := self._progress.losses):
+        losses = self._progress.losses
+        if len(losses) < LEAST_LOSSES:
             return
         ended = fmean(losses[-max(1, len(losses) // 4) :])
         if ended >= _UNIFORM * self._uniform:

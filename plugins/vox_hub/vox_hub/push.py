@@ -38,6 +38,7 @@ from vox_core.errors import (
     ModelError,
     OutputError,
     ProofError,
+    command,
 )
 
 if TYPE_CHECKING:
@@ -338,6 +339,8 @@ def _nothing(folder: Path, found: str) -> InputError:
     remedy = "name a run folder, or another; an interrupted run goes on with `vox train --resume`"
     if (run := Path("runs") / folder / PLAN).is_file():
         remedy = f"did you mean {run.parent}?"
+    elif (folder / PLAN).is_file():
+        remedy = f"end the run first: {command('vox', 'train', '--resume', folder)}"
     elif (folder / "state.json").is_file() and folder.parent.name == "checkpoints":
         remedy = f"a checkpoint is for resuming; name its run: {folder.parent.parent}"
     elif folder.is_file():
