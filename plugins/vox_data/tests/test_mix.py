@@ -15,11 +15,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vox_core.cli import root
 from vox_core.config.sections import kebab
 from vox_core.errors import ConfigError, DataError, OutputError
 from vox_core.files import write_json
 from vox_data import mix as service
-from vox_data.cli import mix as command
 from vox_data.mix import MixReport, mix, report_path
 
 FIRST = ["a 95", "b 27", "b 18", "a 62", "b 19", "a 10"]
@@ -379,11 +379,11 @@ def test_a_source_that_changes_meanwhile_is_told(
 
 def test_the_command_shows_the_account(folder: Path) -> None:
     made, out = recipe(folder, a(weight=3), b(weight=1)), folder / "sub" / "train.jsonl"
-    arguments = [str(made), "--out", str(out)]
-    shown = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    arguments = ["data", "mix", str(made), "--out", str(out)]
+    shown = CliRunner().invoke(root, arguments, catch_exceptions=False)
     assert "a.jsonl  100   100    75.00%     75.19%" in shown.stdout
     assert "133 rows" in shown.stdout and "; written" in shown.stdout
-    shown = CliRunner().invoke(command, [*arguments, "--json"], catch_exceptions=False)
+    shown = CliRunner().invoke(root, [*arguments, "--json"], catch_exceptions=False)
     told = json.loads(shown.stdout)
     assert told["fresh"] is False
     kept = json.loads((folder / "sub" / "train.mix.json").read_text())
@@ -407,6 +407,6 @@ def test_what_rows_say_does_not_steer_the_terminal(folder: Path) -> None:
     wrong = {"messages": [{"role": "\x1b]0;title\x07", "content": "x"}]}
     (folder / "a.jsonl").write_text(f'{json.dumps(wrong)}\n{{"text": "x"}}\n')
     given = [str(recipe(folder, a(), malformed_rows="skip")), "--out", str(folder / "out.jsonl")]
-    result = CliRunner().invoke(command, given)
+    result = CliRunner().invoke(root, ["data", "mix", *given])
     assert (result.exit_code, "\\x1b]0;title\\x07" in result.output) == (0, True)
     assert not {"\x1b", "\x07"} & {*result.output}

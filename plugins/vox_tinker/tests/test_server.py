@@ -22,9 +22,9 @@ from tinker import types
 
 from vox_core.api.serving import require_key
 from vox_core.api.settings import TrainSettings
+from vox_core.cli import root
 from vox_core.errors import ConfigError
 from vox_tinker.app import _body
-from vox_tinker.cli import serve
 from vox_tinker.futures import Refused
 from vox_tinker.server import PREFIX, named_models, opened
 
@@ -173,6 +173,7 @@ def test_the_command_reads_its_own_section(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("VOX_TINKER_HOST", "::1")
     given = []
     monkeypatch.setattr("vox_tinker.server.serve", lambda *args, **_: given.append(args))
-    serve.main(["--model", "m", "--micro-batch-tokens", "64"], standalone_mode=False)
+    line = ["tinker", "serve", "--model", "m", "--micro-batch-tokens", "64"]
+    root.main(line, standalone_mode=False)
     settings = TrainSettings(dtype="fp32", micro_batch_tokens=64)
     assert given == [(("m",), settings, "::1", 2, Path("here"), None)]
