@@ -461,7 +461,7 @@ _DIFFERENT = {
         "trackers are plugins, and need no setting: vox plugin install wandb; "
         "telemetry.jsonl in the run folder has every step",
     ): "report-to wandb-project",
-    ("", "events come to on_event, or to an observer of a plugin"): "callbacks",
+    ("", "events come to on_event, or to a tracker, which is a plugin"): "callbacks",
     ("reward", "the weight stands behind the name: exact=0.5"): "reward-weights",
     ("seq-len", "the answer counts, too, unless the model samples it"): "max-prompt-length",
     ("", "every step is logged, to telemetry.jsonl in the run folder"): "logging-steps",
