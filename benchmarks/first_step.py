@@ -35,9 +35,9 @@ FLAGS += ["--max-steps", "3", "--batch-size", "2"]
 ROUNDS = 5
 
 PHASES = {
-    "vox_core.library:_settings": "Python, the command line, settings",
-    "vox_core.run.inputs:chosen_rows": "the run's modules, data read",
-    "vox_core.run.inputs:explain": "backend chosen",
+    "vox_core.library:_keywords": "Python, the command line",
+    "vox_core.run.inputs:chosen_rows": "the run's modules, settings, data read",
+    "vox_core.host.select:choose": "backend chosen",
     "vox_core.run.run_plan:read_inputs": "model found, its headers read, backend loaded",
     "vox_core.run.run_plan:build_datasets": "tokens found in the cache, or made",
     "vox_core.run.train:plan_run": "model identified, run planned",
@@ -48,6 +48,7 @@ PHASES = {
     "vox_torch.train:TorchTrainer.add_learner": "optimizer made",
     "vox_torch.train:TorchTrainer.update": "first step",
 }
+_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 LAST = "vox_torch.train:TorchTrainer.update"
 
 
@@ -119,7 +120,9 @@ def one_round(checkout: Path, flags: list[str]) -> dict[str, tuple[float, float]
         python, script = checkout / ".venv/bin/python", checkout / "benchmarks/first_step.py"
         command = [str(python), str(script), "--child", str(out), "--", *flags]
         command += ["--out", str(Path(scratch) / "run")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # Without this, each start compiles the sources of all libraries anew: nothing is warm.
+        kept = {name: said for name, said in os.environ.items() if name != _NO_BYTECODE}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=kept)
         if not out.exists():
             sys.exit(f"no first step with {checkout}:\n{done.stderr}")
         marks = json.loads(out.read_text())
