@@ -25,6 +25,7 @@ import pytest
 from tests.core.data_samples import build_dataset, load_records
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import files
+from vox_core.config import named_file, reading
 from vox_core.contract import ObjectiveSpec
 from vox_core.data import dataset_cache, row_facts, rows, worker
 from vox_core.data.checked import Block, CheckedFile, check_files, cut, unused_fields
@@ -321,6 +322,29 @@ def test_any_number_of_processes_gives_the_same(
     shutil.rmtree(cache)
     monkeypatch.setattr(dataset_cache, "make_part", not_asked)
     assert contents(made(data, model=model, workers=2, block_bytes=300)) == one
+
+
+def test_processes_read_the_settings_file_that_the_command_names(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `[plugin]` decides which plugin an objective is from. Threads have no context of ours."""
+
+    class Here(worker.Worker):
+        def __call__(self, function, *args, **kwargs):
+            return function(*args, **kwargs)
+
+    named = set[Path | None]()
+
+    def note(*_: object) -> NoReturn:
+        named.add(named_file())
+        raise KeyError
+
+    monkeypatch.setattr(dataset_cache, "Worker", Here)
+    monkeypatch.setattr(dataset_cache, "make_part", note)
+    data = write(tmp_path / "long.jsonl")
+    with reading("my.toml"), pytest.raises(KeyError):
+        made(data, model=model, workers=1)
+    assert named == {Path("my.toml")}
 
 
 @pytest.mark.parametrize("program", ["#!/bin/sh\nexit 1\n", None])

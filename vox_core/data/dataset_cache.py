@@ -37,6 +37,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from vox_core.cache import CACHE_VERSION, cache_root, cached, file_sha256
+from vox_core.config import named_file, reading
 from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.data.checked import BLOCK_BYTES, Block, CheckedFile, cut
 from vox_core.data.dataset import DOCUMENT, Dataset, encode_rows, require_trained
@@ -221,13 +222,14 @@ def make_parts(
         yield from (make_part(load(), block, objective) for block in blocks)
         return
     children, idle = [Worker() for _ in range(workers)], SimpleQueue[Worker]()
+    config = named_file()  # it may say which plugin provides the objective
     for child in children:
         idle.put(child)
 
     def ask(block: Block) -> Dataset | Block:
         child = idle.get()
         try:
-            return child(_part, model, seq_len, objective, block)
+            return child(_part, model, seq_len, objective, block, config)
         except WorkerDied:
             return block
         finally:
@@ -247,8 +249,11 @@ def make_parts(
         threads.shutdown()
 
 
-def _part(model: Path, seq_len: int, objective: ObjectiveSpec, block: Block) -> Dataset:
-    return make_part(_encoder(model, seq_len), block, objective)
+def _part(
+    model: Path, seq_len: int, objective: ObjectiveSpec, block: Block, config: Path | None
+) -> Dataset:
+    with reading(config):
+        return make_part(_encoder(model, seq_len), block, objective)
 
 
 @cache
