@@ -100,8 +100,8 @@ def test_a_plan_is_shown(vox, service) -> None:
         "precision    bf16, no quantization",
         "data         10 rows, 9 examples, 9,000 tokens, 4,000 trained; longest 1200",
         "  dropped    1 nothing to train",
-        "steps        2, of 8 examples; in all 16 examples (epochs: 1.75), 16,000 tokens, "
-        "7,100 trained; at most 1,200 tokens at once",
+        "steps        2, of 8 examples each: 1.75 epochs, or 16 examples with 16,000 tokens, "
+        "7,100 of them trained; at most 1,200 tokens at once",
         "adapter      lora, rank 16, 14 modules, 12,345 parameters",
         "disk         up to 0 MB of 9.0 GB free in disk",
         "to merge it  about 1.0 GB of 4.0 GB free, 8.0 GB in all; disk up to 2.0 GB of 9.0 GB free "
@@ -240,7 +240,7 @@ def test_it_takes_the_settings_of_train(vox, service, tmp_path: Path) -> None:
     vox("plan", "--lr", "1e-3")
     (call,) = service.calls
     assert (call["settings"].rank, call["settings"].lr) == (4, 1e-3)
-    assert (call["settings"].backend.origin, call["memory"]) == ("vox.toml", [])
+    assert (call["settings"].backend, call["memory"]) == ("cpu", [])
     placed = [name for names in SECTIONS.values() for name in names]
     rest = ["config_file", "as_json", "memory", "measure"]
     assert sorted(placed) == sorted([*TrainSettings.model_fields, *rest])
@@ -285,7 +285,7 @@ def test_what_is_short_unknown_or_assumed_is_said(vox, service) -> None:
     assert "about 3.0 GB of 2.0 GB free, 8.0 GB in all: more than there is" in done.out
     assert "2.0 GB: too little; the least is 2.0 GB" in done.out
     assert "none given; assumed: 8 examples of 2048 tokens per step" in done.out
-    assert "as many as the data gives, of 8 examples, about 8,000 tokens" in done.out
+    assert "as many as the data gives, of 8 examples each, about 8,000 tokens" in done.out
     assert "downloaded just now, as train would" in done.out
     assert done.err == "warning: 3 rows dropped\n"
     service.report = replace(REPORT, suggested=(planning.Suggestion(4 * GB, OPTIONS[0], True),))

@@ -215,15 +215,15 @@ def _masks(audit: Mapping[str, Any]) -> str:
 def _steps(report: PlanReport) -> str:
     steps = report.steps
     number = "as many as the data gives" if steps.total is None else str(steps.total)
-    text = f"{number}, of {steps.batch_size} examples"
+    text = f"{number}, of {steps.batch_size} examples each"
     if steps.answers:
         text = f"{number}, of {steps.answers} answers to each of {steps.batch_size} prompts"
     elif (work := steps.work) is None:
         text += f", about {steps.tokens:,} tokens"
     else:
         text += (
-            f"; in all {work.documents:,} examples (epochs: {work.epochs:.4g}), {work.tokens:,} "
-            f"tokens, {work.trained_tokens:,} trained"
+            f": {work.epochs:.4g} epochs, or {work.documents:,} examples with {work.tokens:,} "
+            f"tokens, {work.trained_tokens:,} of them trained"
         )
     return f"{text}; at most {steps.largest['laid']:,} tokens at once"
 
