@@ -320,7 +320,6 @@ def require_absent(path: Path, remedy: str = "choose another one with --out") ->
             "the output path exists",
             where=path,
             found="a folder" if path.is_dir() else "a file",
-            expected="a path where there is nothing yet",
             remedy=remedy,
         )
 
@@ -345,7 +344,6 @@ def require_apart(out: Path, inputs: Iterable[tuple[str, Path]]) -> None:
                 "the output path is one that is read",
                 where=f"--out {out}",
                 found=f"it {how} {flag} {path}",
-                expected="a path apart from the data and the model",
                 remedy="choose another one with --out",
             )
 

@@ -82,7 +82,6 @@ def require_key(host: str, key: str | None, prefix: str = "") -> None:
             "other machines could use the server without a key",
             where="--host",
             found=host,
-            expected="127.0.0.1, or an API key",
             remedy="set VOX_API_KEY, or leave out --host",
         )
 

@@ -164,7 +164,6 @@ def _corrupt(path: Path, *, found: str | None = None, faults: Iterable[str] = ()
         "a safetensors file is corrupt or truncated",
         where=path,
         found=found,
-        expected="a whole safetensors file",
         faults=tuple(faults),
         remedy="copy or download this file again; it may not have been transferred whole",
     )

@@ -280,7 +280,6 @@ def _require_rated(train: CheckedRows, policy: DataPolicy) -> None:
         "rows have no rating, and nothing says what becomes of them",
         where=", ".join(str(RowPlace(file.path)) for file, rows in files if rows),
         found=f"{sum(unrated):,} of {len(train):,} rows without a rating",
-        expected="a rating in every row, or --unrated",
         remedy="say --unrated keep, or --unrated drop",
     )
 
@@ -299,7 +298,6 @@ def _require_some(code_N: Codes, policy: DataPolicy) -> None:
         what,
         where="the rows, after the data filters",
         found=", ".join(f"{n:,} {NAMES[code]}" for code, n in enumerate(counts) if n),
-        expected="at least one row",
         remedy=remedy,
     )
 

@@ -157,6 +157,5 @@ def changed(path: Path) -> DataError:
         "a data file changed while it was read",
         where=path,
         found="other content than a moment before",
-        expected="a file that nobody writes to",
         remedy="run again when it is written",
     )

@@ -123,7 +123,6 @@ def readable(path: Path) -> Iterator[None]:
             "a data file cannot be read",
             where=place_of(path),
             found=cause.strerror,
-            expected="a file that you may read",
             remedy="correct the path" if missing else "check its permissions, or name another file",
         ) from error
 
@@ -134,7 +133,6 @@ def empty(paths: Sequence[Path]) -> DataError:
         "a data file is empty",
         where=", ".join(map(place_of, paths)),
         found="no row",
-        expected="rows",
         remedy="write rows to it, or leave it out of --data and --valid",
     )
 

@@ -289,7 +289,6 @@ def _zstd(raw: IO[bytes], path: Path) -> Iterator[bytes]:
             "this data needs zstandard, which is not installed",
             where=path,
             found=error,
-            expected="the package zstandard",
             remedy="pip install zstandard",
         ) from error
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)

@@ -90,7 +90,6 @@ class ChatTemplate:
                 "the chat template takes more time or memory than a rendering may",
                 where=self._where,
                 found=found,
-                expected="text of a size that goes with the conversation",
                 remedy="use a template from a source that you trust, or another model",
             )
         if isinstance(found, TemplateFault):

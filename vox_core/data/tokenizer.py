@@ -326,7 +326,6 @@ def _require_template(written: ChatTemplate, where: str) -> None:
             "the chat template cannot be compiled",
             where=where,
             found=fault,
-            expected="a Jinja template of messages",
             remedy="correct the template",
         ) from fault
 

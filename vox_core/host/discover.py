@@ -215,7 +215,6 @@ def _without_namesakes(found: Sequence[Found]) -> tuple[Found, ...]:
                 "B006",
                 f"plugin id {plugin.id!r} is defined more than once",
                 found=f"distributions {' and '.join(owners)}",
-                expected="one plugin of that id",
                 remedy=f"remove all but one, for example: {remove}",
             )
             plugin = replace(plugin, manifest=None, folder=None, fault=fault)  # noqa: PLW2901

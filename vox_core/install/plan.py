@@ -404,7 +404,6 @@ def _require_no_intruder(environment: Environment) -> None:
             "the vox command or the vox_core package belongs to another distribution",
             where=environment,
             found=", ".join(found),
-            expected=f"only {CORE} brings them",
             remedy=f"use an environment without it, or remove it and install {CORE} again",
         )
 

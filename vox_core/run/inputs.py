@@ -190,7 +190,6 @@ def chosen_rows(
             "held-out rows are asked for twice",
             where="--valid-share",
             found=f"{', '.join(map(str, valid))}, too",
-            expected="a share of the rows, or a file of them",
             remedy="leave out --valid-share or --valid; of a folder, name its train.jsonl",
         )
     answers = answers or answers_for(objective_of(settings.objective_spec))
@@ -456,7 +455,6 @@ def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
                 "no row says how difficult it is",
                 where="--curriculum difficulty",
                 found="no field `difficulty` that is a number or a word: easy, medium, hard",
-                expected="at least some rows with one",
                 remedy="leave out --curriculum, or write `difficulty` into the rows",
             )
         levels_G = filled(difficulty_G)
@@ -485,7 +483,6 @@ def _require_all_trained(ordering: Ordering, sources: tuple[DataSource, ...]) ->
             "a source has a weight and would never be trained",
             where="--source",
             found=f"an epoch of {ordering.documents} documents",
-            expected="at least one document of every source in each epoch",
             faults=faults,
             remedy="leave out this source, or give it a larger weight",
         )

@@ -172,7 +172,6 @@ def read_probe(source: ModelReference) -> AdapterProbe | None:
             "the run's probe cannot be used",
             where=path,
             found=schema_faults(error)[0] if isinstance(error, ValidationError) else error,
-            expected="what `vox train` wrote",
             remedy="restore the file, or delete it to go without the comparison",
         ) from error
     if (digest := adapter_digest("", source.adapter)) == probe.digest:

@@ -83,7 +83,6 @@ def require_no_experts(
         "a mixture of experts cannot be quantised: its experts would stay as they are",
         where=f"quantisation {quant}",
         found=found,
-        expected="a dense model",
         remedy="name the full-precision model, and leave out --quant",
     )
 

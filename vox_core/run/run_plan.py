@@ -329,7 +329,6 @@ def _require_measurable(settings: TrainSettings, only_planned: bool, *, goes_on:
             "what is fastest is measured on the run's own documents",
             where=where,
             found="no --data",
-            expected="--data",
             remedy="add --data, or leave out --tune refresh",
         )
 

@@ -163,7 +163,6 @@ def _require_uniform(adapter: AdapterState, where: str) -> None:
             "training cannot start from an adapter with several ranks or alphas",
             where=where,
             found=", ".join(f"rank {rank} with alpha {alpha:g}" for rank, alpha in sorted(sizes)),
-            expected="one rank and one alpha",
             remedy="merge it into its base with vox merge, and train on the result",
         )
 
