@@ -162,6 +162,8 @@ def _line(event: Event) -> str | None:
         case Notice(message, level):
             return message if level == "info" else f"warning: {message}"
         case RunStart():
+            if event.first_step > event.total_steps:
+                return f"all {event.total_steps} steps are trained; writing the results"
             steps = f"steps {event.first_step} to {event.total_steps}"
             base = "" if event.quant == "none" else f", base in {event.quant},"
             return f"training {event.model} in {event.dtype}{base} on {event.device}, {steps}"

@@ -78,6 +78,11 @@ def test_a_resumed_run_shows_its_first_step(capsys) -> None:
     assert steps_shown(1000, 933, capsys) == [933, 950, 1000]
 
 
+def test_a_run_whose_steps_are_all_done_does_not_train(capsys) -> None:
+    Display(Lines()).observe(start(9, 10))
+    assert lines(capsys) == ["all 9 steps are trained; writing the results"]
+
+
 def test_warnings_and_checkpoints_have_their_lines(capsys) -> None:
     shown = Display(Lines())
     shown.observe(Notice("careful", "warning"))
