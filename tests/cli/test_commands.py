@@ -141,6 +141,9 @@ def test_a_stopped_run_of_several_processes_resumes_with_as_many(vox, monkeypatc
     monkeypatch.setattr("vox_core.cli.train.world_of", lambda: World(0, 2))
     done = vox("train", "--out", "runs/a", "--processes", 2, "--shard")
     assert done.err.endswith("resume with: vox train --resume runs/a --processes 2 --shard\n")
+    Path("vox.toml").write_text("[train]\nshard = true\n")
+    done = vox("train", "--out", "runs/a", "--processes", 2, "--no-shard")
+    assert done.err.endswith("resume with: vox train --resume runs/a --processes 2 --no-shard\n")
 
 
 def test_more_processes_than_examples_are_refused_before_any_starts(vox, monkeypatch) -> None:

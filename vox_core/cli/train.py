@@ -152,7 +152,8 @@ def _resume(run: Path | str, settings: TrainSettings) -> str:
     flags: list[object] = []
     if settings.processes > 1:
         flags += ["--processes", settings.processes]
-        flags += ["--shard"] if settings.shard else []
+        if "shard" in settings.model_fields_set:
+            flags.append("--shard" if settings.shard else "--no-shard")
         flags += ["--launcher", settings.launcher] if settings.launcher != "torchrun" else []
     return command("vox", "train", "--resume", run, *flags)
 
