@@ -77,6 +77,10 @@ def test_unknown_targets_are_all_named_with_the_nearest():
     assert caught.value.code == "VOX-P002"
     assert caught.value.found == "q_prj, nothing"
     assert caught.value.faults == ("q_prj: did you mean q_proj?",)
+    with pytest.raises(PlanError) as caught:
+        select_targets(linear_modules(LLAMA, "llama"), ["q_proj,v_proj"])
+    several = "q_proj,v_proj: several names; repeat the option, or give a list"
+    assert caught.value.faults == (several,)
 
 
 def test_the_start_depends_on_seed_and_path_alone():

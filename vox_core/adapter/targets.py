@@ -215,14 +215,15 @@ def _named(path: str, target: str) -> bool:
 
 
 def _unknown_targets(unknown: list[str], modules: Mapping[str, ModuleShape]) -> PlanError:
-    known = leaf_names(modules)
+    known, several = leaf_names(modules), "several names; repeat the option, or give a list"
+    hints = {name: several if "," in name else did_you_mean(name, known) for name in unknown}
     return PlanError(
         "P002",
         "a target module does not exist in the model",
         where="--targets",
         found=", ".join(unknown),
         expected=f"{ALL_LINEAR}, or some of: {', '.join(known)}",
-        faults=[f"{name}: {hint}" for name in unknown if (hint := did_you_mean(name, known))],
+        faults=[f"{name}: {hint}" for name, hint in hints.items() if hint],
         remedy=f"choose modules of this model, or --targets {ALL_LINEAR}",
     )
 

@@ -97,7 +97,10 @@ class RunFolder:
 
 
 def run_meant(name: object) -> str:
-    """Return `did you mean runs/NAME? ` if that is a run, else ""."""
+    """Return a hint if `runs/NAME` is a run, or if NAME is a folder of runs; else ""."""
+    with suppress(OSError):  # of a folder that may not be entered
+        if runs := sorted(Path(str(name)).glob(f"*/{PLAN}"), key=os.path.getmtime, reverse=True):
+            return f"runs in it, newest first: {', '.join(str(it.parent) for it in runs[:3])}; "
     return f"did you mean runs/{name}? " if Path(f"runs/{name}", PLAN).is_file() else ""
 
 
