@@ -27,7 +27,8 @@ import copyreg
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Self
 
 MAX_FAULTS_SHOWN = 20
@@ -143,6 +144,10 @@ CODES: dict[str, str] = {
 }
 
 
+SOURCES: ContextVar[Mapping[str, str]] = ContextVar("SOURCES")
+"""Setting -> the variable or file that it comes from, for settings read that no flag gives."""
+
+
 def command(*words: object) -> str:
     """Join words into a shell command line, quoted where needed."""
     return shlex.join(map(str, words))
@@ -191,11 +196,25 @@ class VoxError(Exception):
         return type(self)(self.code.removeprefix("VOX-"), **{**given, **changes})
 
     def respell(self, spelling: Callable[[str], str]) -> None:
-        """Change vox's own words: all but a place other than a flag, and what was found."""
-        for name in ("what", "where", "expected", "remedy"):
-            if (text := getattr(self, name)) and (name != "where" or text.startswith("-")):
-                setattr(self, name, spelling(text))
+        """Change vox's own words: all but a place, and a thing found, that are no flag."""
+        for name in ("what", "where", "found", "expected", "remedy"):
+            text = getattr(self, name) or ""
+            if name not in ("where", "found") or text.startswith(("-", "no -")):
+                setattr(self, name, spelling(text) or None)
         self.args, self.faults = (self.what,), tuple(map(spelling, self.faults))
+
+    def name_sources(self) -> None:
+        """Add to the flags at fault where their values come from: `--lr (lr from vox.toml)`."""
+
+        def named(text: str) -> str:
+            flags = dict.fromkeys(re.findall(r"(?<![\w/-])--([a-z]+(?:-[a-z]+)*)", text))
+            origins = {flag: SOURCES.get({}).get(flag.replace("-", "_")) for flag in flags}
+            said = ", ".join(f"{flag} from {origin}" for flag, origin in origins.items() if origin)
+            return text if said in text else f"{text} ({said})"  # a rank has said it already
+
+        if self.where and self.where.startswith("-"):
+            self.where = named(self.where)
+        self.found, self.faults = self.found and named(self.found), tuple(map(named, self.faults))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]

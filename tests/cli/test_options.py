@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+import vox_core
 from tests.cli.services import Training
 from vox_core.cli.options import options_of
 from vox_core.config import GenerateSettings, TrainSettings, is_table, load_settings, reading
 from vox_core.config.loading import PEERS
 from vox_core.errors import ConfigError
+from vox_core.host import Request
 from vox_core.host.discover import known_plugins
 from vox_core.host.load import sections
 
@@ -135,6 +138,16 @@ def test_a_run_of_that_name_is_meant(vox) -> None:
         assert "did you mean" not in vox(*command, "other").err
 
 
+def test_the_runs_in_a_folder_are_named_newest_first(vox) -> None:
+    for age, name in enumerate(("new", "old", "older", "oldest")):
+        plan = Path(f"runs/{name}/plan.json")
+        plan.parent.mkdir(parents=True)
+        plan.write_text("{}")
+        os.utime(plan, (1e9 - age, 1e9 - age))
+    told = "next: runs in it, newest first: runs/new, runs/old, runs/older; name a run folder"
+    assert told in vox("train", "--resume", "runs").err
+
+
 def test_a_peers_name_as_a_variable(vox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VOX_TRAIN_LEARNING_RATE", "1")
     told = "VOX_TRAIN_LEARNING_RATE is unknown; did you mean VOX_TRAIN_LR?"
@@ -209,7 +222,78 @@ def test_the_settings_say_who_asked_for_the_backend(
         monkeypatch.setenv(name, value)
     vox("train", *arguments)
     backend = training.calls[0]["settings"].backend
-    assert getattr(backend, "origin", "--backend") == origin
+    assert Request("train", explicit=backend).asked == f"{origin} {backend}"
+
+
+def test_an_error_says_where_the_value_of_a_flag_comes_from(vox, toml, monkeypatch) -> None:
+    leave_out = "- method full trains no adapter: leave out --rank"
+    assert f"{leave_out} (rank from vox.toml)\n" in vox("train", "--method", "full").err
+    assert f"{leave_out}\n" in vox("train", "--method", "full", "--rank", 4).err
+    assert "- rank = '0': input should be greater than 0\n" in vox("train", "--rank", 0).err
+    monkeypatch.setenv("VOX_TRAIN_SHARD", "1")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConfigError("C004", "w", where="--shard", found="--lr and --seed", remedy="r")
+
+    monkeypatch.setattr("vox_core.run.train.train", refuse)
+    err = vox("train", "--rank", 4).err
+    assert "where:    --shard (shard from VOX_TRAIN_SHARD)\n" in err
+    assert "found:    --lr and --seed (lr from vox.toml)\n" in err
+    assert "where:    --shard\n" in vox("train", "--shard").err
+    error = ConfigError("C004", "w", where="--lr", remedy="r")
+    for _ in ("of a rank", "of its launcher"):
+        error.name_sources()
+        assert error.where == "--lr (lr from vox.toml)"
+    toml.rename("my.toml")
+    with pytest.raises(ConfigError) as caught:
+        vox_core.train(config="my.toml", shard=True)
+    assert (caught.value.where, caught.value.found) == (
+        "`shard`", "`lr` and `seed` (lr from my.toml)",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "ours"),
+    [
+        ("quant", "4bit", "nf4"),
+        ("quant", "bnb_4bit", "nf4"),
+        ("quant", "qlora", "nf4"),
+        ("quant", "8bit", "int8"),
+        ("dtype", "bfloat16", "bf16"),
+        ("dtype", "torch.float16", "fp16"),
+        ("dtype", "float32", "fp32"),
+        ("optimizer", "adamw_torch", "adamw"),
+        ("optimizer", "paged_adamw_8bit", "adamw-8bit"),
+        ("optimizer", "adamw_8bit", "adamw-8bit"),
+        ("schedule", "cosine_with_restarts", "cosine"),
+        ("schedule", "constant_with_warmup", "constant"),
+        ("method", "qlora", "lora"),
+    ],
+)
+def test_the_peers_values_lead_to_those_of_vox(vox, name: str, theirs: str, ours: str) -> None:
+    hint = f"(did you mean {ours}?)"
+    line = next(line for line in vox("train", f"--{name}", theirs).err.splitlines() if hint in line)
+    assert line.startswith(f"  - {name} = '{theirs}': input should be ")
+    with pytest.raises(ConfigError) as caught:
+        vox_core.train(**{name: theirs})
+    assert caught.value.faults == (line.removeprefix("  - "),)
+    Path("vox.toml").write_text(f'[train]\n{name} = "{theirs}"\n')
+    assert f"{line} (from vox.toml)\n" in vox("train").err
+
+
+def test_a_peers_value_that_a_command_lacks_is_no_hint(vox) -> None:
+    assert "did you mean" not in vox("merge", "m", "--quant", "4bit").err
+
+
+def test_what_may_change_is_spelt_with_dashes_or_underscores(vox, training: Training) -> None:
+    vox("train", "--resume", "a", "--allow-change", "max_steps")
+    assert training.calls[0]["settings"].allow_change == ("max-steps",)
+
+
+@pytest.mark.parametrize("section", ["sft", "training", "lora", "peft", "model"])
+def test_a_peers_section_leads_to_train(vox, section: str) -> None:
+    Path("vox.toml").write_text(f"[{section}]\nlr = 1\n")
+    assert f"- [{section}] is unknown; did you mean train?\n" in vox("train").err
 
 
 def test_config_show_says_what_is_in_force_and_why(vox, toml: Path, monkeypatch) -> None:
@@ -219,6 +303,12 @@ def test_config_show_says_what_is_in_force_and_why(vox, toml: Path, monkeypatch)
     assert ["lr", "=", "0.001", "#", "vox.toml"] in lines
     assert ["seed", "=", "7", "#", "VOX_TRAIN_SEED"] in lines
     assert ["backend", "=", '"c"', "#", "VOX_BACKEND"] in lines
+    one = vox("config", "show", "train").out.splitlines()
+    assert one[0] == "[train]" and ["seed", "=", "7", "#", "VOX_TRAIN_SEED"] in map(str.split, one)
+    assert not any(line.startswith("[") for line in one[1:])
+    assert (
+        "there is no section trian; vox config show has all" in vox("config", "show", "trian").err
+    )
     assert ["alpha", "=", "32.0", "#", "default"] in lines
 
 

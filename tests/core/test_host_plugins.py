@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from tests.core.plugin_site import MANIFEST, WORKS, Site
-from vox_core.config import BackendName
 from vox_core.contract import AdapterState, Batch, LoadJob, MergeJob, RunContext, TrainJob, Update
 from vox_core.errors import BackendError, ConfigError, DataError, PluginError
 from vox_core.host import Request, Seen, Verdict, choose
@@ -399,7 +398,7 @@ def test_a_backend_is_chosen_and_loaded_among_broken_ones(crowd: Site) -> None:
 
 def test_one_asked_for_by_name_that_cannot_be_imported_is_an_error(crowd: Site) -> None:
     with pytest.raises(BackendError, match="'exits' is installed but broken"):
-        choose(Request("train", explicit=BackendName("exits", "VOX_BACKEND")))
+        choose(Request("train", explicit="exits"))
 
 
 def listed() -> tuple[Verdict, ...]:

@@ -355,6 +355,7 @@ def test_errors_name_keywords_and_those_of_a_command_flags(
     )  # fmt: skip
     assert refused(batch_size=0).faults == ("batch_size = 0: input should be greater than 0",)
     assert refused(objective_options={"beta": 1}).where == "`objective_options`"
+    assert refused(rollouts=2).found == "`rollouts`, and nothing is sampled"
     assert refused(seq_len=10_000).faults[0].startswith("`seq_len` 10000: the model has positions")
     (fault,) = refused(dataset_text_field="body").faults
     assert fault.endswith('map the column: fields={"text": "NAME"}')

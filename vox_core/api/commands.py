@@ -23,4 +23,4 @@ from vox_core.cli.output import (
     printable as printable,
 )
 from vox_core.cli.train import TRAIN_SECTIONS as TRAIN_SECTIONS
-from vox_core.config import given as given, source_of as source_of
+from vox_core.config import given as given

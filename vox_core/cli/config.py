@@ -10,7 +10,8 @@ import click
 from vox_core.cli.lazy import Group, json_option
 from vox_core.cli.options import config_option, settings_from
 from vox_core.cli.output import print_json, warn
-from vox_core.config import Section, source_of, toml_schema
+from vox_core.config import Section, toml_schema
+from vox_core.errors import SOURCES
 from vox_core.host.load import sections
 
 
@@ -25,22 +26,29 @@ def schema() -> None:
     click.echo(json.dumps(toml_schema([*sections(warn)]), indent=2))
 
 
-@config.command("show", params=[config_option(), json_option()])
-def show(as_json: bool) -> None:
+_SECTION = click.Argument(["section"], required=False)
+
+
+@config.command("show", params=[_SECTION, config_option(), json_option()])
+def show(section: str | None, as_json: bool) -> None:
     """Show every setting of vox and its plugins, its value and where the value comes from.
 
+    SECTION, such as train, shows the settings of that section alone.
     Without --json the output is a valid vox.toml.
     """
-    loaded = [(kind, settings_from(kind, {})) for kind in sections(warn)]
+    chosen = [kind for kind in sections(warn) if section in (None, kind.section)]
+    if not chosen:
+        raise click.UsageError(f"there is no section {section}; vox config show has all of them")
+    loaded = [(kind, settings_from(kind, {}), SOURCES.get({})) for kind in chosen]
     if as_json:
-        print_json({kind.section: _values(settings) for kind, settings in loaded})
+        print_json({kind.section: _values(settings) for kind, settings, _ in loaded})
         return
-    for number, (kind, settings) in enumerate(loaded):
+    for number, (kind, settings, sources) in enumerate(loaded):
         click.echo(f"{chr(10) if number else ''}[{kind.section}]")
         for name, value in zip(kind.own_fields(), _values(settings).values(), strict=True):
             key = name.replace("_", "-")  # an unset one is a comment, for TOML has no null
             text = f"# {key} =" if value is None else f"{key} = {_toml_value(value)}"
-            click.echo(f"{text:<36}  # {source_of(kind, name)}")
+            click.echo(f"{text:<36}  # {sources.get(name, 'default')}")
 
 
 def _values(settings: Section) -> dict[str, Any]:

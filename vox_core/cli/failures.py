@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from vox_core.cli.lazy import LazyGroup, UnknownCommand
+from vox_core.cli.lazy import UnknownCommand
 from vox_core.errors import ConfigError, PluginError, StorageError, VoxError, WorkError
 from vox_core.errors import command as command_line
 from vox_core.files import storage_error
@@ -39,6 +39,7 @@ PEERS_COMMANDS = {
     "model pull": "download",
     "data check": "preprocess",
     "push": "upload",
+    **{f"runs {name}": name for name in ("show", "watch", "compare", "plot")},
 }
 """Command of vox -> its names in peers."""
 KEYS = ("code", "what", "where", "found", "expected", "remedy")
@@ -105,6 +106,7 @@ def _report(
 
         traceback.print_exception(error)
     reported = _as_vox_error(error)
+    reported.name_sources()
     (report or say)(reported)
     if "--json" in arguments and not report:
         try:
@@ -134,25 +136,27 @@ def usage_error(error: click.UsageError) -> ConfigError:
     path = error.ctx.command_path if error.ctx else "vox"
     hint = ""
     if isinstance(error, UnknownCommand):
-        what, hint = error.message, _command_meant(error)
+        what, hint = error.message, _command_meant(error, path)
     elif isinstance(error, click.NoSuchOption):
         what, hint = f"unknown option {error.option_name}", _option_meant(error)
     else:
         what = error.format_message().rstrip(".").replace("\n", " ")
         what = what[:1].lower() + what[1:]
+        if path == "vox chat" and "extra argument" in what:
+            hint = 'for one answer: vox generate RUN "…";'
     remedy = f"{hint} see `{path} --help`".lstrip()
     return ConfigError("C006", what, where=path, remedy=remedy)
 
 
-def _command_meant(error: UnknownCommand) -> str:
-    from vox_core.text import did_you_mean
+def _command_meant(error: UnknownCommand, path: str) -> str:
+    from vox_core.text import nearest
 
-    spelt, meant = error.name.replace("_", "-"), list[str]()
-    if error.ctx and isinstance(group := error.ctx.command, LazyGroup):
-        if not group.path:
-            meant += (own for own, theirs in PEERS_COMMANDS.items() if spelt in theirs.split())
-        meant = meant or [*group.below(error.ctx, spelt)]
-    return f"did you mean {' or '.join(meant)}?" if meant else did_you_mean(error.name, error.known)
+    spelt, peers = error.name.replace("_", "-"), PEERS_COMMANDS if path == "vox" else {}
+    meant = [own for own, theirs in peers.items() if spelt in theirs.split()]
+    names = {known: known.rpartition(" ")[2] for known in error.known}
+    near = nearest(spelt, names.values())
+    meant = meant or [known for known, name in names.items() if name == near]
+    return f"did you mean {' or '.join(meant)}?" if meant else ""
 
 
 def _option_meant(error: click.NoSuchOption) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
@@ -91,8 +90,12 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
-            raise UnknownCommand(args[0], self.list_commands(ctx), ctx)
+            raise UnknownCommand(args[0], [*self.known(ctx)], ctx)
         return super().resolve_command(ctx, args)
+
+    def known(self, ctx: click.Context) -> Iterable[str]:
+        """Return the commands, with those of groups: `plugin install`; imports no plugin."""
+        return self.list_commands(ctx)
 
 
 class LazyGroup(Group):
@@ -126,14 +129,13 @@ class LazyGroup(Group):
                     entries[below[0]] = [Lazy("", command.help)]
         return {name: tuple(found) for name, found in entries.items() if name not in self.table}
 
-    def below(self, ctx: click.Context, name: str) -> Iterator[str]:
-        """Yield the commands of that name in the groups of this one, such as `plugin install`;
-        imports all of them."""
+    def known(self, ctx: click.Context) -> Iterator[str]:
         for word in self.list_commands(ctx):
-            with suppress(Exception):  # a plugin that cannot be used has none
+            yield word
+            if word in self.table or not self.declared[word][0].target:  # no plugin's
                 group = self.get_command(ctx, word)
-                if isinstance(group, click.Group) and name in group.list_commands(ctx):
-                    yield f"{word} {name}"
+                if isinstance(group, Group):
+                    yield from (f"{word} {name}" for name in group.known(ctx))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the core's commands in the order of the table, then those of plugins."""

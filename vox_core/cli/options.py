@@ -45,7 +45,6 @@ METAVARS: dict[Any, str] = {
     Path: "PATH",
     DataSource: "PATH=WEIGHT",
 }
-DURATION = "DURATION"
 SHORT = {"objective_options": ("-O",)}
 _MODULES = ("targets", "modules_to_save")
 
@@ -71,13 +70,9 @@ def with_files(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, A
     for file in files:
         missing = not (file.suffix or str(file) == "-" or file.exists())
         if missing and (option := next((kebab(each) for each in _MODULES if flags.get(each)), "")):
-            raise ConfigError(
-                "C006",
-                f"there is no data file {file}",
-                where=f"--{option}",
-                expected="one value for each option",
-                remedy=f"if it is a second value, repeat the option: --{option} {file}",
-            )
+            remedy = f"if it is a second value, repeat the option: --{option} {file}"
+            what = f"there is no data file {file}"
+            raise ConfigError("C006", what, where=f"--{option}", remedy=remedy)
     return {**flags, "data": (*files, *flags["data"])}
 
 
@@ -136,13 +131,20 @@ def _option(name: str, field: FieldInfo) -> click.Option:
     return click.Option(
         [flag[1:], flag] if len(name) == 1 else [flag],
         type=_type(name, kind),
-        metavar=DURATION if is_duration(field) else METAVARS.get(kind),
+        metavar="DURATION" if is_duration(field) else METAVARS.get(kind),
         multiple=get_origin(field.annotation) is tuple,
         help=(field.description or "") + (f"  [default: {default}]" if default else ""),
     )
 
 
+class Choice(click.Choice[str]):
+    """Names in the help and for completion; pydantic checks the value."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value
+
+
 def _type(name: str, kind: Any) -> click.ParamType[Any] | None:
     if name in DATA_FILES:
         return DataFile()
-    return click.Choice(get_args(kind)) if get_origin(kind) is Literal else TYPES.get(kind)
+    return Choice(get_args(kind)) if get_origin(kind) is Literal else TYPES.get(kind)

@@ -17,7 +17,6 @@ from vox_core.config.loading import (
     reading as reading,
     require_keywords as require_keywords,
     settings_file as settings_file,
-    source_of as source_of,
     validate as validate,
 )
 from vox_core.config.sections import (
@@ -34,7 +33,6 @@ from vox_core.config.sections import (
     SamplingSettings as SamplingSettings,
     TrainSettings as TrainSettings,
     toml_schema as toml_schema,
-    BackendName as BackendName,
     Change as Change,
     DataSource as DataSource,
     Section as Section,

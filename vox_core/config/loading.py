@@ -27,7 +27,6 @@ from pydantic import BaseModel, ValidationError
 
 from vox_core.config.sections import (
     SECTIONS,
-    BackendName,
     Section,
     homes,
     is_table,
@@ -35,8 +34,8 @@ from vox_core.config.sections import (
     one_or_many,
     seen_from,
 )
-from vox_core.errors import ConfigError, VoxError
-from vox_core.text import did_you_mean, nearest
+from vox_core.errors import SOURCES, ConfigError, VoxError
+from vox_core.text import did_you_mean, hint, nearest
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -72,6 +71,7 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
             if context is None or context.find_root().info_name != "vox":
                 if re.fullmatch("vox [a-z]+", error.where or ""):  # the section's command
                     error.where = f"vox.{function.__qualname__}"
+                error.name_sources()
                 error.respell(lambda text: _FLAGS.sub(_keyword, text))
             raise
 
@@ -136,10 +136,9 @@ def load_settings(kind: type[S], flags: Mapping[str, Any], *, others: Others = N
         variables |= _from_environment(home)
     values = {name: value for name, (_, value) in variables.items()}
     origins = dict.fromkeys(written, str(path)) | {n: said for n, (said, _) in variables.items()}
-    merged = _over(written, values, flags)
-    if isinstance(name := merged.get("backend"), str) and "backend" not in flags:
-        merged["backend"] = BackendName(name, origins["backend"])
-    return validate(kind, merged, origins)
+    kept = {name: said for name, said in SOURCES.get({}).items() if name not in kind.model_fields}
+    SOURCES.set(kept | {name: said for name, said in origins.items() if name not in flags})
+    return validate(kind, _over(written, values, flags))
 
 
 def _over(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,14 +155,6 @@ def _over(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags on the command line, or the keywords of a call, that have a value."""
     return {k: v for k, v in flags.items() if not (v is None or (isinstance(v, tuple) and not v))}
-
-
-def source_of(kind: type[Section], name: str) -> str:
-    """Return where a setting without a flag comes from: a variable's name, `vox.toml` or
-    `default`."""
-    if found := _from_environment(kind).get(name):
-        return found[0]
-    return CONFIG_FILE if kebab(name) in read_toml().get(kind.section, {}) else "default"
 
 
 def require_keywords(kind: type[Section], names: Collection[str], *, loaded: bool = False) -> None:
@@ -203,13 +194,8 @@ def read_toml() -> dict[str, dict[str, Any]]:
         ) from error
 
 
-def validate(
-    kind: type[S], values: Mapping[str, Any], origins: Mapping[str, str] | None = None
-) -> S:
+def validate(kind: type[S], values: Mapping[str, Any]) -> S:
     """Build a section from values.
-
-    Args:
-        origins: field -> source of its value, for error messages.
 
     Raises:
         ConfigError: C001 or C002, naming every fault.
@@ -217,7 +203,7 @@ def validate(
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        faults = [_fault(kind, detail, origins or {}) for detail in error.errors()]
+        faults = [_fault(kind, detail) for detail in error.errors()]
     what = "the settings are not valid"
     remedy = f"correct them; `vox {kind.section} --help` shows what each setting takes"
     raise ConfigError("C002", what, where=f"vox {kind.section}", faults=faults, remedy=remedy)
@@ -235,7 +221,8 @@ def _require_known(table: dict[str, Any], path: Path, kind: type[Section], other
                 home, shown = _home(key, homes(kinds[section])[:-1]), f"[{section}] {key}"
                 faults.append(f"{shown} is unknown{home}" if home else _unknown(shown, key, known))
         elif others and (names := others()) is not None and section not in names:
-            faults.append(_unknown(f"[{section}]", section, {*kinds, *names}))
+            name = "train" if section in _TRAINING else section
+            faults.append(_unknown(f"[{section}]", name, {*kinds, *names}))
     if faults:
         what = f"unknown keys in {CONFIG_FILE}"
         remedy = "correct or remove them; `vox config schema` prints every key"
@@ -252,8 +239,8 @@ def _home(key: str, kinds: Iterable[type[Section]]) -> str:
 def _unknown(
     shown: str, key: str, known: Collection[str], spelt: Callable[[str], str] = str
 ) -> str:
-    hint = meant(key, known, spelt)
-    return f"{shown} is unknown" + (f"; {hint}" if hint else "")
+    found = meant(key, known, spelt)
+    return f"{shown} is unknown" + (f"; {found}" if found else "")
 
 
 def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -299,11 +286,11 @@ def _from_environment(kind: type[Section]) -> dict[str, tuple[str, Any]]:
     return values
 
 
-def _fault(kind: type[Section], detail: ErrorDetails, origins: Mapping[str, str]) -> str:
+def _fault(kind: type[Section], detail: ErrorDetails) -> str:
     if not detail["loc"] or detail["type"] == "extra_forbidden":
         return _table_fault(kind, detail)
     key = ".".join(str(part) for part in detail["loc"] if "[" not in str(part))  # of a union
-    said = origins.get(str(detail["loc"][0]).replace("-", "_"))
+    said = SOURCES.get({}).get(str(detail["loc"][0]).replace("-", "_"))
     value = detail["input"]
     written = ", ".join(map(str, value)) if isinstance(value, tuple) else repr(value)
     return f"{kebab(key)} = {written}: {_what(detail)}" + (f" (from {said})" if said else "")
@@ -329,6 +316,11 @@ def _follows(detail: ErrorDetails, within: Collection[tuple[int | str, ...]]) ->
 
 def _what(detail: ErrorDetails) -> str:
     what = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "literal_error":
+        known = re.findall("'([^']*)'", detail["ctx"]["expected"])
+        value = str(detail["input"]).lower().replace("_", "-").removeprefix("torch.")
+        ours = next((ours for ours, theirs in _VALUES.items() if value in theirs.split()), value)
+        what += hint(ours if ours in known else value, known)
     return f"{what[0].lower()}{what[1:]}"
 
 
@@ -339,8 +331,8 @@ def _table_fault(kind: type[BaseModel], detail: ErrorDetails) -> str:
         return what
     place, key = _place(detail["loc"][:-1]), str(detail["loc"][-1])
     if detail["type"] == "extra_forbidden":
-        hint = did_you_mean(key, _keys_at(kind, detail["loc"][:-1]))
-        return f"{place}{key} is unknown" + (f"; {hint}" if hint else "")
+        near = did_you_mean(key, _keys_at(kind, detail["loc"][:-1]))
+        return f"{place}{key} is unknown" + (f"; {near}" if near else "")
     if detail["type"] == "missing":
         field = None if place else kind.model_fields.get(key)
         tables = field and get_origin(field.annotation) is tuple and _table_in(field.annotation)
@@ -375,6 +367,9 @@ def _table_in(annotation: Any) -> type[BaseModel] | None:
         return annotation
     return next(filter(None, map(_table_in, get_args(annotation))), None)
 
+
+_TRAINING = ("sft", "training", "trainer", "lora", "peft", "qlora", "model", "optimizer")
+"""Sections of peers' files whose settings `[train]` has."""
 
 _BATCH = "it counts the examples of a whole optimizer step: per-device batch size x accumulation"
 
@@ -467,6 +462,18 @@ _DIFFERENT = {
     ("", "every step is logged, to telemetry.jsonl in the run folder"): "logging-steps",
 }
 """Setting of vox ("" for none), and what differs -> names in peers."""
+
+_VALUES = {
+    "nf4": "4bit 4-bit bnb-4bit int4 qlora",
+    "int8": "8bit 8-bit bnb-8bit",
+    "fp16": "float16 half",
+    "fp32": "float32 float no",
+    "adamw": "adamw-torch adamw-torch-fused adamw-hf",
+    "cosine": "cosine-with-restarts",
+    "constant": "constant-with-warmup",
+    "wsd": "warmup-stable-decay",
+}
+"""Value of vox -> peers' values that are not spelt like it."""
 
 _OF_OBJECTIVES = (
     "beta loss-type label-smoothing simpo-gamma desirable-weight undesirable-weight epsilon "

@@ -15,7 +15,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    WrapValidator,
     model_validator,
 )
 from pydantic.json_schema import models_json_schema
@@ -70,21 +69,6 @@ Change = Literal[
 """What a resumed run may change: never model, rows, their order or the shape of the adapter."""
 
 
-class BackendName(str):
-    """The id of a backend, and the flag, variable or file that names it."""
-
-    origin: str
-
-    def __new__(cls, name: str, origin: str = "--backend") -> Self:
-        named = super().__new__(cls, name)
-        named.origin = origin
-        return named
-
-
-Backend = Annotated[
-    str, WrapValidator(lambda it, checked: it if isinstance(it, BackendName) else checked(it))
-]
-"""Pydantic would make a `BackendName` a plain text."""
 _dashed = BeforeValidator(lambda it: kebab(str(it)))
 Changes = Annotated[tuple[Annotated[Change, _dashed], ...], BeforeValidator(one_or_many)]
 DTypeChoice = Literal["auto", "bf16", "fp16", "fp32"]
@@ -92,8 +76,7 @@ DTypeChoice = Literal["auto", "bf16", "fp16", "fp32"]
 
 def is_duration(field: FieldInfo) -> bool:
     """Whether a setting takes durations such as 90m."""
-    kinds = (each for each in field.metadata if isinstance(each, BeforeValidator))
-    return any(each.func is _seconds for each in kinds)
+    return any(getattr(each, "func", None) is _seconds for each in field.metadata)
 
 
 def kebab(name: str) -> str:
@@ -327,7 +310,7 @@ class TrainSettings(DataSettings):
         None, description="Validation data file; --valid-share takes part of the rows instead."
     )
     out: Path | None = Field(None, description="Run folder to create.  [default: runs/MODEL-TIME]")
-    backend: Backend | None = Field(None, description="Use this backend only.")
+    backend: str | None = Field(None, description="Use this backend only.")
     dtype: DTypeChoice = Field("auto", description="Compute dtype of the base and the adapter.")
     quant: Quant = Field(
         "none", description="Quantisation of the base's linear layers; none: as stored."
@@ -500,7 +483,7 @@ class TrainSettings(DataSettings):
 class ModelUse(Section):
     """Settings that generate, chat and merge share."""
 
-    backend: Backend | None = Field(None, description="Use this backend only.")
+    backend: str | None = Field(None, description="Use this backend only.")
 
 
 class LoadSettings(ModelUse):

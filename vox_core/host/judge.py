@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from vox_core.contract import DType, Method, Optimizer, Quant
-from vox_core.errors import VoxError
+from vox_core.errors import SOURCES, VoxError
 from vox_core.host.blocked import blocking, unblock
 from vox_core.host.discover import Found
 from vox_core.host.manifest import Capabilities
@@ -42,7 +42,7 @@ class Request:
     """The requirements of an operation on its backend; None leaves one open.
 
     Args:
-        explicit: the id that the user named; a `BackendName` says where.
+        explicit: the id that the user named.
         resumed_from: the id of the backend that the resumed run used.
         memory_needed: bytes, on one device.
         allow_cpu: train on the CPU even if an accelerator stays idle.
@@ -66,7 +66,7 @@ class Request:
     @property
     def asked(self) -> str:
         """The flag or setting that chose the backend: `--backend cpu`."""
-        return f"{getattr(self.explicit, 'origin', '--backend')} {self.explicit}"
+        return f"{SOURCES.get({}).get('backend', '--backend')} {self.explicit}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,13 +29,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vox_core import bounded_json
 from vox_core.bounded_json import differences, schema_faults
-from vox_core.config import BackendName, Change, DataSource, TrainSettings, validate
+from vox_core.config import Change, DataSource, TrainSettings, validate
 from vox_core.config.sections import RewardSource, kebab
 from vox_core.contract import ExecutionPlan
 from vox_core.contract.spec import digest_of as digest_of
 from vox_core.data.formats import is_remote
 from vox_core.data.tokenizer import TEMPLATE
-from vox_core.errors import AdapterError, ConfigError, PlanError, command
+from vox_core.errors import SOURCES, AdapterError, ConfigError, PlanError, command
 from vox_core.files import is_temporary
 from vox_core.run import checkpoint
 from vox_core.run.folder import (
@@ -182,13 +182,9 @@ class PreviousRun:
             )
         had_some = any((self.run.path / name).is_file() for name in (MANIFEST, RECORD))
         if not there and had_some:
-            raise PlanError(
-                "P003",
-                "the run's checkpoints are gone",
-                where=self.run.checkpoints,
-                found="none, and the run had some",
-                remedy="put them back, or train anew with another --out",
-            )
+            what, where = "the run's checkpoints are gone", self.run.checkpoints
+            remedy = "put them back, or train anew with another --out"
+            raise PlanError("P003", what, where=where, remedy=remedy)
 
 
 # --- settings ---------------------------------------------------------------------------------
@@ -205,13 +201,9 @@ def load_previous(settings: TrainSettings) -> PreviousRun | None:
     if settings.resume is None:
         return None
     if auto and settings.out is None:
-        raise ConfigError(
-            "C004",
-            "--resume auto does not know which run",
-            where="--resume auto",
-            expected="the run folder of this command, in --out",
-            remedy="name it: vox train --resume auto --out RUN ..., or vox train --resume RUN",
-        )
+        what = "--resume auto does not know which run"
+        remedy = "name it: vox train --resume auto --out RUN ..., or vox train --resume RUN"
+        raise ConfigError("C004", what, where="--resume auto", remedy=remedy)
     run = RunFolder(Path((settings.out if auto else None) or settings.resume))
     if auto and is_new(run):
         return None
@@ -305,7 +297,6 @@ def _require_no_checkpoint(path: Path) -> None:
                 "A001",
                 "this is inside a run, and not the run",
                 where=path,
-                expected=f"the run folder: {run}",
                 remedy=f"{command('vox', 'train', '--resume', run)}, which goes on from its newest "
                 "good checkpoint",
             )
@@ -472,7 +463,6 @@ def _read(run: RunFolder, name: str, kind: type[BaseModel]) -> dict[str, Any]:
             "a run's own file does not say what a resume needs",
             where=run.path / name,
             faults=faults,
-            expected="the file as `vox train` wrote it",
             remedy="put the file back, or train anew with another --out",
         )
     return value
@@ -500,7 +490,7 @@ class PinnedPlan:
 
     def asked(self, settings: TrainSettings) -> TrainSettings:
         """The settings to prepare with: they name the plan's backend."""
-        return settings.model_copy(update={"backend": BackendName(self.exact["backend"], "--plan")})
+        return settings.model_copy(update={"backend": self.exact["backend"]})
 
     def applied(self, plan: RunPlan) -> RunPlan:
         """With the micro-batches and knobs of this plan."""
@@ -537,7 +527,9 @@ def read_plan(path: Path, flags: Mapping[str, Any]) -> PinnedPlan:
         ConfigError: C002, a setting of the plan or a flag has no value that vox takes.
     """
     then, digest = _read_exact(path)
-    said = validate(TrainSettings, flags, dict.fromkeys(flags, "the command line"))
+    planned = then["settings"].keys() - flags.keys()
+    SOURCES.set(dict.fromkeys(planned, str(path)) | {"backend": "--plan"})
+    said = validate(TrainSettings, flags)
     wrong = [f"--{kebab(name)}" for name in sorted(said.model_fields_set - {*FREE})]
     if said.resume not in (None, "auto"):
         wrong.append(f"--resume {said.resume}: a run goes on by itself, without a plan")
@@ -553,7 +545,7 @@ def read_plan(path: Path, flags: Mapping[str, Any]) -> PinnedPlan:
     beside = {name: getattr(said, name) for name in said.model_fields_set}
     # What has been measured since has no influence, and nothing is measured.
     values = {**then["settings"], **beside, "tune": "ignore"}
-    settings = validate(TrainSettings, values, dict.fromkeys(values, str(path)))
+    settings = validate(TrainSettings, values)
     return PinnedPlan(path, settings, then, digest)
 
 
@@ -583,6 +575,5 @@ def _none(path: Path, why: str, found: str) -> PlanError:
         f"the plan is none that can be run: {why}",
         where=path,
         found=found,
-        expected="a file made by `vox plan --data DATA --json`",
         remedy="vox plan --data DATA --json > plan.json; vox train --plan plan.json",
     )

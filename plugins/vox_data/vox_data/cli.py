@@ -23,7 +23,6 @@ from vox_core.api.commands import (
     print_table,
     printable,
     settings_from,
-    source_of,
     with_files,
 )
 from vox_core.api.progress import display
@@ -183,7 +182,7 @@ def stats(files: tuple[Path, ...], as_json: bool, **flags: Any) -> StatsReport:
     are tokenised too: tokens, trained tokens, and the tokens that each --seq-len would cut.
     """
     settings = settings_from(TrainSettings, with_files(files, flags))
-    named = "model" in given(flags) or source_of(TrainSettings, "model") != "default"
+    named = "model" in settings.model_fields_set
     from vox_data.stats import stats as count
 
     with display() as shown:
