@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -321,6 +322,14 @@ def test_an_adapter_names_its_base_by_the_hub_id_and_says_whose_weights_it_saw(
     PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(manifest["path"]), run)
     merge(str(run), MergeSettings(out=tmp_path / "m"))
     assert "base_model: org/Small\n" in (tmp_path / "m" / "README.md").read_text()
+
+
+def test_cards_are_yaml_whatever_the_name_of_the_base_is(tiny, settings, tmp_path):
+    base = shutil.copytree(tiny("llama"), tmp_path / "base: 2 #b")
+    run = train(settings(base, max_steps=1)).run
+    merge(str(run), MergeSettings(out=tmp_path / "m"))
+    for folder in (run, tmp_path / "m"):
+        assert ModelCard.load(folder / "README.md").data.base_model == base.name
 
 
 def rewritten(run, change) -> None:

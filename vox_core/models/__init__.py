@@ -65,6 +65,14 @@ class LocalModel:
         """The folder of the tokenizer and its chat template."""
         return self.templated or self.path
 
+    def card_head(self, base: str | None, **facts: str | list[str]) -> str:
+        """The YAML block that the hub reads in the card of a model made from `base`."""
+        from huggingface_hub import ModelCardData
+
+        named = {"base_model": base, "license": (self.licence or "").lower() or None, **facts}
+        data = ModelCardData(pipeline_tag="text-generation", **named)  # type: ignore[arg-type]
+        return f"---\n{data.to_yaml()}\n---\n"
+
 
 def resolve(
     reference: str,

@@ -341,11 +341,9 @@ def card(run: RunPlan, step: int, before: float | None, after: float | None) -> 
         weights = _CONVERTED.format(model=model, sha256=(model.revision or "")[:12])
     # The weights that were trained on, where the base was quantised.
     onto = "" if contract.quant == "none" else " --onto trained-base"
+    library, tags = ("transformers", ["vox"]) if whole else ("peft", ["lora", "vox"])
     return _CARD.format(
-        hub=model.hub or model.id,
-        library="transformers" if whole else "peft",
-        tags="vox" if whole else "lora, vox",
-        licence=f"license: {model.licence.lower()}\n" if model.licence else "",
+        head=model.card_head(model.hub or model.id, library_name=library, tags=tags),
         title=f"{model.id}, fine-tuned" if whole else f"Adapter for {model.id}",
         table="\n".join(f"| {key} | {value} |" for key, value in rows.items()),
         use=_USE_MODEL if whole else _USE_ADAPTER.format(onto=onto, weights=weights),
@@ -365,13 +363,7 @@ def _objective(contract: FineTuneContract) -> str:
 
 
 _CARD = """\
----
-base_model: {hub}
-library_name: {library}
-pipeline_tag: text-generation
-tags: [{tags}]
-{licence}---
-
+{head}
 # {title}
 
 Trained with vox.

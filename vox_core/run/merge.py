@@ -273,10 +273,8 @@ def _targets(source: ModelReference, adapter: AdapterState) -> list[MergeTarget]
 
 def _card(base: models.LocalModel) -> str:
     """A model card with the base's licence, which on the hub stands in the card alone."""
-    licence = f"license: {base.licence.lower()}\n" if base.licence else ""
     return (
-        f"---\nbase_model: {base.hub or base.id}\n{licence}"
-        f"pipeline_tag: text-generation\ntags: [vox]\n---\n\n# {base.id}, fine-tuned\n\n"
+        f"{base.card_head(base.hub or base.id, tags=['vox'])}\n# {base.id}, fine-tuned\n\n"
         f"An adapter merged into {base.id} by vox. `{MERGED}` says how far the logits are from\n"
         "base + adapter, and how much of the adapter survives.\n\n## Use it\n\n    vox chat .\n"
     )

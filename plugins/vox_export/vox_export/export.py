@@ -131,13 +131,11 @@ class Job:
     def card(self, name: str, quant: str, measured: quality.Quality | None) -> str:
         """Return a model card for the file `name`, which the hub shows."""
         base, lora = self.source.base, self.settings.to == "gguf-lora"
-        facts = {"base_model": base.hub, "license": (base.licence or "").lower()}
-        facts = {key: value for key, value in facts.items() if value}
         figures = f"; mean KL {measured.mean_kl:.2g} nats per token" if measured else ""
         what = "The adapter alone" if lora else quality.source_name(self.source).capitalize()
         base_id = f"; base: {base.id}" if self.source.adapter else ""
         return _CARD.format(
-            facts="".join(f"{key}: {value}\n" for key, value in facts.items()),
+            head=base.card_head(base.hub, tags=["gguf", "vox"]),
             title=f"{self.name}, {quant}",
             what=f"{what} as GGUF, written by vox{base_id}{figures}",
             where=f"-m BASE.gguf --lora {name}" if lora else f"-m {name} --jinja",
@@ -145,11 +143,7 @@ class Job:
 
 
 _CARD = """\
----
-{facts}pipeline_tag: text-generation
-tags: [gguf, vox]
----
-
+{head}
 # {title}
 
 {what}. `proof.json` has the comparison.

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import re
 import shutil
+import sys
 import threading
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,7 +66,8 @@ class Handler(BaseHTTPRequestHandler):
         if (name := repository.removesuffix("/revision/main")) in self.server.models:
             return self.answer({"id": name, "sha": COMMIT})
         if repository in (BASE, "gpt2"):
-            return self.answer({"id": repository})
+            private = self.server.private.get(repository, False)
+            return self.answer({"id": repository, "private": private})
         if repository not in self.server.private:
             return self.answer({}, 404)
         files = [{"rfilename": name} for name in (".gitattributes", *self.server.before)]
@@ -333,6 +336,51 @@ def test_nothing_is_published_by_accident(hub, run, vox, was_private, flags, rem
 def test_public_is_asked_for(hub, run, vox):
     assert vox("push", run, "me/mine", "--public").code == 0
     assert hub.private == {"me/mine": False}
+
+
+def test_private_may_be_said(hub, run, vox):
+    assert vox("push", run, "me/mine", "--private").code == 0
+    assert hub.private == {"me/mine": True}
+
+
+def test_a_private_base_of_a_public_adapter_is_said(hub, run, vox, tmp_path):
+    hub.private[BASE] = True
+    said = f"base model  {BASE} is private: others cannot load the adapter"
+    assert said not in vox("push", run, "me/mine").out
+    done = vox("push", run, "me/open", "--public")
+    assert done.code == 0 and said in done.out, done.err
+    manifest = shutil.copytree(run, tmp_path / "run") / "vox_adapter.json"
+    manifest.write_text(manifest.read_text().replace(f'"hub": "{BASE}"', '"hub": "owner/hidden"'))
+    done = vox("push", tmp_path / "run", "me/other", "--public")
+    assert done.code == 0 and "is private" not in done.out, done.err
+
+
+def test_a_dry_run_lists_what_would_go_up_and_asks_the_hub_nothing(hub, run, vox):
+    done = vox("push", run, "me/mine", "--dry-run")
+    assert (done.code, done.err, hub.asked, hub.private) == (0, "", [], {})
+    lines = done.out.splitlines()
+    assert lines[0] == f"would upload to {hub.url}/me/mine (private):"
+    size = (run / "adapter_model.safetensors").stat().st_size
+    assert [line.split() for line in lines if "adapter_model" in line] == [
+        ["adapter_model.safetensors", f"{size:,}", "bytes"]
+    ]
+    assert "plan.json" in lines[-1] and lines[-1].startswith("kept here: ")
+    told = json.loads(vox("push", run, "me/mine", "--dry-run", "--public", "--json").out)
+    assert (told["private"], hub.asked) == (False, [])
+    pushed = json.loads(vox("push", run, "me/mine", "--json").out)
+    assert [*told["files"]] == pushed["files"]
+    assert sum(told["files"].values()) == pushed["bytes"]
+
+
+def test_no_progress_bars_without_a_terminal(hub, run, vox, monkeypatch):
+    from huggingface_hub import utils
+
+    for terminal in (False, True):
+        monkeypatch.setattr("sys.stderr", io.StringIO())
+        monkeypatch.setattr("sys.stderr.isatty", lambda at=terminal: at)
+        assert vox("push", run, "me/mine").code == 0
+        assert ("100%" in sys.stderr.getvalue()) is terminal
+        assert not utils.are_progress_bars_disabled()
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from vox_core.api.commands import (
@@ -14,9 +12,10 @@ from vox_core.api.commands import (
     print_table,
     printable,
 )
-from vox_hub.push import Pushed, Upload
-from vox_hub.push import push as push_folder
+from vox_hub.push import Pushed, Upload, prepare
+from vox_hub.push import push as upload_files
 
+_OF_AN_UPLOAD = ("repository", "url", "kept", "trained", "unfinished")
 NOT_COMPARED = "not compared with training: no record of it, or no base, is here"
 
 
@@ -26,24 +25,44 @@ NOT_COMPARED = "not compared with training: no record of it, or no base, is here
     params=[
         click.Argument(["reference"], metavar="RUN|FOLDER"),
         click.Argument(["repository"], metavar="OWNER/NAME"),
-        click.Option(["--public"], is_flag=True, help="Make the repository public."),
+        click.Option(
+            ["--public/--private"], help="Visibility of the repository.  [default: private]"
+        ),
         click.Option(
             ["--base-model"],
             metavar="NAME",
             help="Name of an adapter's base model on the hub, if it was trained from a folder.",
         ),
+        click.Option(
+            ["--dry-run"], is_flag=True, help="List what would be uploaded, and upload nothing."
+        ),
         json_option(),
     ],
     epilog="Example: vox push runs/support me/support-adapter",
 )
-def push(reference: str, repository: str, as_json: bool, **given: Any) -> Pushed:
+def push(
+    reference: str,
+    repository: str,
+    base_model: str | None,
+    public: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> Pushed | Upload:
     """Upload a run or a model to the Hugging Face hub, and verify what arrived.
 
     The adapter or model goes up with its tokenizer and model card; data, checkpoints and paths of
     this machine stay here. The repository is private unless --public is given. Log in with
     `hf auth login` first.
     """
-    pushed = push_folder(reference, repository, announce=_announce, **given)
+    upload = prepare(reference, repository, base_model)
+    if upload.unfinished:
+        click.echo(f"the run has not ended: {upload.unfinished}", err=True)
+    if dry_run:
+        _show_upload(upload, public, as_json)
+        return upload
+    files = f"{len(upload.files)} files, {megabytes(sum(upload.sizes.values()))}"
+    click.echo(printable(f"uploading {files}: {', '.join(upload.files)}"), err=True)
+    pushed = upload_files(upload, public=public)
     if as_json:
         print_json(pushed)
     else:
@@ -51,11 +70,17 @@ def push(reference: str, repository: str, as_json: bool, **given: Any) -> Pushed
     return pushed
 
 
-def _announce(upload: Upload) -> None:
-    files = f"{len(upload.files)} files, {megabytes(upload.bytes)}"
-    if upload.unfinished:
-        click.echo(f"the run has not ended: {upload.unfinished}", err=True)
-    click.echo(printable(f"uploading {files}: {', '.join(upload.files)}"), err=True)
+def _show_upload(upload: Upload, public: bool, as_json: bool) -> None:
+    """Print what would be uploaded."""
+    if as_json:
+        about = {name: getattr(upload, name) for name in _OF_AN_UPLOAD}
+        print_json({**about, "private": not public, "files": upload.sizes})
+        return
+    where = f"{upload.url} ({'public' if public else 'private'})"
+    click.echo(printable(f"would upload to {where}:"))
+    print_table({f"  {name}": f"{size:,} bytes" for name, size in upload.sizes.items()})
+    if upload.kept:
+        click.echo(printable(f"kept here: {', '.join(upload.kept)}"))
 
 
 def _show(pushed: Pushed) -> None:
@@ -66,6 +91,8 @@ def _show(pushed: Pushed) -> None:
     }
     if any(name.startswith("adapter_model") for name in pushed.files):
         rows["adapter"] = "the one that training wrote" if pushed.trained else NOT_COMPARED
+    if pushed.private_base:
+        rows["base model"] = f"{pushed.private_base} is private: others cannot load the adapter"
     if pushed.kept:
         rows["kept here"] = ", ".join(pushed.kept)
     if pushed.others:

@@ -11,7 +11,8 @@ import fnmatch
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class Upload:
         repository: OWNER/NAME.
         files: contents by their names there: a file of this machine, or bytes where something is
             said otherwise than here.
+        base: name on the hub of an adapter's base model; None of a model.
         kept: names in the folder that are not uploaded.
         trained: whether an adapter was found to be the one that training wrote.
         unfinished: how far a run has come that has not ended; "" of any other folder.
@@ -71,14 +73,24 @@ class Upload:
 
     repository: str
     files: Mapping[str, Path | bytes]
+    base: str | None
     kept: tuple[str, ...]
     trained: bool
     unfinished: str
 
     @property
-    def bytes(self) -> int:
-        sizes = (c.stat().st_size if isinstance(c, Path) else len(c) for c in self.files.values())
-        return sum(sizes)
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file."""
+        return {
+            name: content.stat().st_size if isinstance(content, Path) else len(content)
+            for name, content in self.files.items()
+        }
+
+    @property
+    def url(self) -> str:
+        from huggingface_hub import constants
+
+        return f"{constants.ENDPOINT}/{self.repository}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +99,7 @@ class Pushed:
 
     Args:
         others: files of the repository that were there before and are not of this upload.
+        private_base: base model of a public adapter, if it is private.
         kept, trained, unfinished: as of `Upload`.
     """
 
@@ -97,33 +110,24 @@ class Pushed:
     files: tuple[str, ...]
     bytes: int
     others: tuple[str, ...]
+    private_base: str | None
     kept: tuple[str, ...]
     trained: bool
     unfinished: str
 
 
-def push(
-    reference: str,
-    repository: str,
-    *,
-    base_model: str | None = None,
-    public: bool = False,
-    announce: Callable[[Upload], None] = lambda upload: None,
-) -> Pushed:
-    """Upload what `reference` names to `repository`, which is made if it does not exist.
+def prepare(reference: str, repository: str, base_model: str | None = None) -> Upload:
+    """Choose and check what `reference` names for an upload to `repository`.
 
     Args:
         reference: a run folder, another folder with an adapter or a model, or a promoted name.
-        base_model: name of the base model on the hub, if the folder names it by a path.
-        public: make a public repository, or commit to one. Private is the default.
-        announce: is told what will be uploaded, before any request.
+        base_model: name of the base model on the hub, if the folder names it by a path; the hub is
+            asked for it.
 
     Raises:
-        InputError: found before any upload.
-        OutputError: O003, the run is being trained; O005, the hub refused, or could not be
-            reached: there is no commit.
-        ProofError: V004, the adapter is not the one that training wrote; V007, the commit has other
-            content than this machine.
+        InputError: the reference, the name of the repository or that of the base model is wrong.
+        OutputError: O003, the run is being trained; O005, the hub could not be reached.
+        ProofError: V004, the adapter is not the one that training wrote.
     """
     _require_name(repository)
     if name := promoted(reference):
@@ -138,10 +142,9 @@ def push(
             remedy="push it when the run has ended",
         )
     upload = _prepared(folder, repository, base_model)
-    announce(upload)
     if base_model:
         _require_base(base_model)
-    return _uploaded(upload, public)
+    return upload
 
 
 # --- what is uploaded -----------------------------------------------------------------------------
@@ -168,7 +171,8 @@ def _prepared(folder: Path, repository: str, base_model: str | None) -> Upload:
         files[CARD] = _card(folder / CARD, repository, base, manifest)
     kept = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     kept -= {*files, model.name if model else ""}
-    return Upload(repository, files, tuple(sorted(kept)), trained, _unfinished(folder))
+    of_adapter = base if is_adapter else None
+    return Upload(repository, files, of_adapter, tuple(sorted(kept)), trained, _unfinished(folder))
 
 
 def _unfinished(folder: Path) -> str:
@@ -378,18 +382,30 @@ def _require_name(repository: str) -> None:
 # --- the hub --------------------------------------------------------------------------------------
 
 
-def _uploaded(upload: Upload, public: bool) -> Pushed:
+def push(upload: Upload, *, public: bool = False) -> Pushed:
+    """Upload the files in one commit to the repository, which is made if it does not exist.
+
+    Args:
+        public: make a public repository, or commit to one. Private is the default.
+
+    Raises:
+        InputError: the repository has another visibility.
+        OutputError: O005, the hub refused, or could not be reached: there is no commit.
+        ProofError: V007, the commit has other content than this machine.
+    """
     from huggingface_hub import CommitOperationAdd, HfApi
 
     api, repository = HfApi(), upload.repository
     with _explained(repository, "the files could not be uploaded: there is no commit"):
         api.whoami()
+        private_base = upload.base if public and _is_private(api, upload.base) else None
         url = api.create_repo(repository, private=not public, exist_ok=True)
         before = api.model_info(repository)
         if bool(before.private) is public:
             raise _other_visibility(url, public)
         operations = [CommitOperationAdd(*each) for each in upload.files.items()]
-        commit = api.create_commit(repository, operations, commit_message="Upload with vox").oid
+        with _bars():
+            commit = api.create_commit(repository, operations, commit_message="Upload with vox").oid
     with _explained(repository, "the files were uploaded, and could not be compared"):
         _require_same(api, upload, commit)
     there = {each.rfilename for each in before.siblings or ()}
@@ -399,12 +415,43 @@ def _uploaded(upload: Upload, public: bool) -> Pushed:
         commit,
         not public,
         tuple(upload.files),
-        upload.bytes,
+        sum(upload.sizes.values()),
         tuple(sorted(there - upload.files.keys() - {".gitattributes"})),
+        private_base,
         upload.kept,
         upload.trained,
         upload.unfinished,
     )
+
+
+def _is_private(api: HfApi, base: str | None) -> bool:
+    """Whether the hub says that a base model is private; it hides those that the user may not
+    read."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        return bool(base and api.model_info(base).private)
+    except RepositoryNotFoundError:
+        return False
+
+
+@contextmanager
+def _bars() -> Iterator[None]:
+    """Draw huggingface_hub's progress bars on a terminal only."""
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    quiet = not (sys.stderr.isatty() or are_progress_bars_disabled())
+    if quiet:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if quiet:
+            enable_progress_bars()
 
 
 def _require_base(name: str) -> None:
