@@ -129,10 +129,15 @@ FORMS: dict[str, tuple[object, str, list[str], tuple[str, ...]]] = {
         ["a\n\ni", "b"],
         ("id",),
     ),
-    "pairs": ({"prompt": "a", "response": "b", "rating": 1}, "pairs", ["a", "b"], ()),
+    "prompt/response": (
+        {"prompt": "a", "response": "b", "rating": 1},
+        "prompt/response",
+        ["a", "b"],
+        (),
+    ),
     "canonical names": (
         {"instruction": "x", "prompt": "a", "output": "y", "response": "b", "input": "z"},
-        "pairs",
+        "prompt/response",
         ["a", "b"],
         ("instruction", "output", "input"),
     ),

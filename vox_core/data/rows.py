@@ -4,7 +4,7 @@
     {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}     ShareGPT
     {"prompt": "…", "completion": "…"}                        or two lists of messages, as for TRL
     {"question": "…", "answer": "…"}
-    {"prompt": "…", "response": "…", "rating": 4.5, "category": "…"}                        pairs
+    {"prompt": "…", "response": "…", "rating": 4.5, "category": "…"}              prompt/response
     {"instruction": "…", "input": "…", "output": "…"}                                       Alpaca
     {"text": "…"}
     {"prompt": "…", "chosen": "…", "rejected": "…"}                                     preference
@@ -273,7 +273,7 @@ def form_of_completion(prompt: str, answer: str) -> str:
         return "prompt/completion"
     if (prompt, answer) == QUESTION:
         return "question/answer"
-    return "Alpaca" if (prompt, answer) == ("instruction", "output") else "pairs"
+    return "Alpaca" if (prompt, answer) == ("instruction", "output") else "prompt/response"
 
 
 def _text(fields: Fields) -> Record:
