@@ -112,6 +112,9 @@ def test_two_plugins_with_one_id_are_both_at_fault(site: Site) -> None:
     for plugin in both:
         assert plugin.fault is not None and plugin.fault.what.endswith("defined more than once")
         assert plugin.fault.found == "distributions vox-x-same and vox-y-same"
+        assert plugin.fault.remedy == (
+            "remove all but one: vox plugin remove vox-x-same or vox plugin remove vox-y-same"
+        )
 
 
 def no_manifest(site: Site) -> None:

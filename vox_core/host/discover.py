@@ -210,12 +210,12 @@ def _without_namesakes(found: Sequence[Found]) -> tuple[Found, ...]:
     for plugin in found:
         owners = [each.distribution for each in found if each.id == plugin.id]
         if len(owners) > 1:
-            remove = command("vox", "plugin", "remove", owners[-1])
+            each_one = " or ".join(command("vox", "plugin", "remove", name) for name in owners)
             fault = BackendError(
                 "B006",
                 f"plugin id {plugin.id!r} is defined more than once",
                 found=f"distributions {' and '.join(owners)}",
-                remedy=f"remove all but one, for example: {remove}",
+                remedy=f"remove all but one: {each_one}",
             )
             plugin = replace(plugin, manifest=None, folder=None, fault=fault)  # noqa: PLW2901
         alone.append(plugin)

@@ -384,7 +384,8 @@ def provider(point: str, name: str, plugins: Sequence[Found] | None = None) -> F
         usable = [each for each in usable if each.id == decided] or usable
     if len(usable) > 1:
         what, found = f"two plugins provide {name!r} ({point})", [each.id for each in usable]
-        remedy = f'decide in vox.toml: [plugin.provider] "{point}.{name}" = "{found[0]}"'
+        ids = '" or "'.join(found)
+        remedy = f'decide in vox.toml: [plugin.provider] "{point}.{name}" = "{ids}"'
         raise BackendError("B014", what, found=" and ".join(found), remedy=remedy)
     if usable:
         return usable[0]
