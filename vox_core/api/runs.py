@@ -3,6 +3,7 @@
 from vox_core.bounded_json import differences as differences
 from vox_core.run.folder import (
     PLAN as PLAN,
+    RECORD as RECORD,
     TELEMETRY as TELEMETRY,
     Results as Results,
     RunFolder as RunFolder,

@@ -157,6 +157,7 @@ def _row(summary: Summary) -> Sequence[str]:
 
 def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield label and text of each available fact."""
+    resumed = command("vox", "train", "--resume", summary.run)
     known = {
         "run": summary.run,
         "status": summary.status + (", stopped early" if summary.early else ""),
@@ -178,18 +179,34 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         ),
         "tokens/s": f"{summary.tokens_per_second or 0:,.0f}" if summary.tokens_per_second else "",
         "memory": megabytes(summary.memory) if summary.memory else "",
-        "checkpoints": _some(map(str, summary.checkpoints)),
+        "checkpoints": _some(map(str, summary.checkpoints)) or _no_checkpoints(summary),
         "resumed": f"{summary.resumes} times" if summary.resumes > 1 else "once" * summary.resumes,
         "warnings": "\n".join(_short(each, 300) for each in summary.warnings[-SHOWN:]),
         "passed over": f"{summary.passed_over} lines of telemetry that cannot be read"
         if summary.passed_over
         else "",
-        "next": command("vox", "train", "--resume", summary.run) * (summary.status in _RESUMABLE),
+        "next": resumed if summary.status in _RESUMABLE and not _lost(summary) else "",
     }
     yield from ((label, text) for label, text in known.items() if text)
 
 
 _RESUMABLE = ("stopped", "failed", "died")
+
+
+def _lost(summary: Summary) -> bool:
+    """Whether all checkpoints of a run were removed."""
+    from vox_core.api.runs import RECORD
+
+    return not summary.checkpoints and (Path(summary.run) / RECORD).is_file()
+
+
+def _no_checkpoints(summary: Summary) -> str:
+    """Say what the lack of checkpoints means for the run."""
+    if summary.status == "running":
+        return "none yet"
+    if _lost(summary):
+        return "none: they were removed" + ", so it cannot be resumed" * (summary.status != "done")
+    return "none: a resume begins at step 1" if summary.status in _RESUMABLE else "none"
 
 
 def _show_comparison(found: Comparison) -> None:
