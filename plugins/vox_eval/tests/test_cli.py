@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ def test_an_evaluation_is_printed(vox, suite, llama) -> None:
         ["pick", "3"],
         ["text", "2"],
     ]
-    assert "perplexity" in tasks[-1]
+    assert re.search(r"  \d+\.\d{4} bits per byte  .*  perplexity \d", tasks[-1])
+    assert not any("bits" in line for line in tasks[:-1])
     assert score.startswith("suite score 0.")
     assert Path(card.split()[1]).parents[1] == Path("evals")
     assert "15/15 examples, 0:00 left" in done.err
@@ -38,6 +40,8 @@ def test_a_comparison_is_printed(vox, suite, llama, other_llama) -> None:
     assert done.code == 0
     assert "say: too few rows (5) to show any difference" in done.err
     head, *tasks, note, own, theirs, card = done.out.splitlines()
+    assert tasks[-1].count(" bits per byte (") == 2
+    assert "bits per byte (" in Path("here/scorecard.html").read_text("utf-8")
     assert head.split() == ["task", "score", "against", "difference", "p", "verdict"]
     assert all(line.endswith("no difference shown") for line in tasks)
     assert note == "intervals at 95 %; p-values are two-sided, adjusted by Holm's method"

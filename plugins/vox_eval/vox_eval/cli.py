@@ -126,7 +126,7 @@ def _show(report: Report) -> None:
 def _scores(report: Report) -> Iterator[Sequence[str]]:
     for id, task in report.own.card.tasks.items():
         more = ", ".join(f"{name} {value:.4f}" for name, value in task.metrics.items())
-        yield id, str(task.examples), f"{task.score:.4f}", _range(task.interval), more
+        yield id, str(task.examples), task.shown, _range(task.interval), more
 
 
 def _compared(id: str, each: TaskComparison) -> Sequence[str]:
@@ -141,7 +141,7 @@ def _compared(id: str, each: TaskComparison) -> Sequence[str]:
 
 
 def _with_range(task: TaskScore) -> str:
-    return f"{task.score:.4f} ({_range(task.interval)})"
+    return f"{task.shown} ({_range(task.interval)})"
 
 
 def _range(interval: Interval | None) -> str:

@@ -57,7 +57,7 @@ def write_page(folder: Path, against: Path | None = None, *, names: Sequence[str
 
 def _score(task: Any) -> str:
     interval = "{:.4f} to {:.4f}".format(*task["interval"]) if task["interval"] else "equal values"
-    return f"{task['score']:.4f} ({interval})"
+    return f"{task['score']:.4f} {task.get('unit', '')}".rstrip() + f" ({interval})"
 
 
 def _prompt(line: Any) -> str:

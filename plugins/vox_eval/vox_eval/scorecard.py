@@ -69,6 +69,12 @@ class TaskScore:
     higher_is_better: bool
     weight: float
     metrics: Mapping[str, float]
+    unit: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The score with its unit."""
+        return f"{self.score:.4f} {self.unit}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +165,7 @@ def _task_score(
         scorer.higher_is_better,
         task.table.weight,
         metrics,
+        scorer.unit,
     )
 
 

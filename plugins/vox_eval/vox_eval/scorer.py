@@ -128,12 +128,14 @@ class Scorer(ABC):
             log-probabilities of its `choices`, of its `text`, or of its right answers (`ideal`).
         binary: scores are 0 or 1, so that intervals and tests are those of proportions.
         higher_is_better: otherwise lower scores are.
+        unit: of the scores, such as "bits per byte"; "" of a share or a mark.
         parallel: outputs scored at once, in threads.
     """
 
     asks: ClassVar[Asks] = "answer"
     binary: ClassVar[bool] = True
     higher_is_better: ClassVar[bool] = True
+    unit: ClassVar[str] = ""
     parallel: ClassVar[int] = 1
 
     def check(self, example: Example) -> None:  # noqa: B027 - most rows need no check

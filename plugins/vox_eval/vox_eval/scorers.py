@@ -229,6 +229,7 @@ class Perplexity(Scorer):
     asks: ClassVar[Asks] = "text"
     binary: ClassVar[bool] = False
     higher_is_better: ClassVar[bool] = False
+    unit: ClassVar[str] = "bits per byte"
 
     def score(self, example: Example, output: Output) -> Score:
         size, total = len(example.text.encode()), _total(output)

@@ -78,6 +78,7 @@ class MeasuredBits(MeasuredMean):
     """Bits per byte of texts."""
 
     higher_is_better: ClassVar[bool] = False
+    unit: ClassVar[str] = "bits per byte"
 
 
 def evaluate(

@@ -28,7 +28,7 @@ _SHOWN = 1000
 _GRACE = 20.0
 """Seconds to start and to end the sandbox."""
 _FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
-_LANGUAGES = "", "python", "python3", "py", "json"
+_LANGUAGE = re.compile(r"(py(thon)?[\d.]*|json)?", re.IGNORECASE)
 _SELF_CHECK = """
 import os, socket
 assert os.getpid() == 1 and {*os.environ} <= {"LC_CTYPE"} and not os.listdir(os.curdir)
@@ -77,7 +77,7 @@ def code_of(answer: str) -> str:
     """Return the first fenced block of an answer in Python, JSON or no language, or all of an
     answer without one."""
     for language, code in _FENCED.findall(answer):
-        if language.strip().lower() in _LANGUAGES:
+        if _LANGUAGE.fullmatch(language.strip().partition(" ")[0]):
             return str(code)
     return answer
 
