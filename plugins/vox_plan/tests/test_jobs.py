@@ -52,6 +52,20 @@ def test_slurm_runs_the_command_and_stops_it_before_the_end_of_its_time(emitted,
     assert "--time" not in emitted("slurm")
 
 
+@pytest.mark.parametrize("kind", ["slurm", "skypilot", "kubernetes"])
+def test_arguments_with_blank_lines_arrive_unchanged(emitted, kind):
+    text = emitted(kind, "--out", "runs/a\n\nb")
+    if kind == "slurm":
+        words = shlex.split(text.partition("\nexec ")[2])
+        assert "\n\n" not in text.partition("\nexec ")[0]
+    elif kind == "skypilot":
+        words = shlex.split(yaml.safe_load(text)["run"])[1:]
+    else:
+        job = yaml.safe_load(text)
+        words = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert words == [*EXPECTED[:-2], "--out", "runs/a\n\nb", *EXPECTED[-2:]]
+
+
 def test_kubernetes_runs_the_command_in_the_volume(emitted):
     job = yaml.safe_load(emitted("kubernetes"))
     spec = job["spec"]["template"]["spec"]

@@ -31,8 +31,7 @@ _SLURM = Template("""\
 #SBATCH --output=vox-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
-#SBATCH --signal=B:INT@120
-$time
+#SBATCH --signal=B:INT@120$time
 # Two minutes before the end of its time vox finishes the step and saves.
 export OMP_NUM_THREADS=$threads
 exec $line
@@ -119,7 +118,8 @@ def write_job(kind: str, job: LaunchJob, settings: TrainSettings, image: str | N
     needed = report.memory.peak * job.processes * (1 + SPARE)
     line = shlex.join(command)
     minutes = math.ceil(settings.max_time / 60) + 5 if settings.max_time else 0
-    text = {"slurm": _SLURM, "kubernetes": _KUBERNETES, "skypilot": _SKYPILOT}[kind].substitute(
+    template = {"slurm": _SLURM, "kubernetes": _KUBERNETES, "skypilot": _SKYPILOT}[kind]
+    return template.substitute(
         command=json.dumps(command),
         cpus=threads * job.processes,
         docker=json.dumps(f"docker:{image}"),
@@ -130,9 +130,8 @@ def write_job(kind: str, job: LaunchJob, settings: TrainSettings, image: str | N
         memory=math.ceil(needed / 2**20),
         run=json.dumps(f"exec {line}"),
         threads=threads,
-        time=f"#SBATCH --time={minutes}" if minutes else "",
+        time=f"\n#SBATCH --time={minutes}" if minutes else "",
     )
-    return text.replace("\n\n", "\n")
 
 
 def _require(settings: TrainSettings, image: str | None, contained: bool) -> None:
