@@ -127,6 +127,19 @@ def test_a_verified_program_answers_under_the_names_of_the_models(serving, fake,
     assert gone(pid)
 
 
+def test_the_connections_to_the_program_end_with_the_server(serving, monkeypatch) -> None:
+    made: list[httpx2.AsyncClient] = []
+
+    class Client(httpx2.AsyncClient):
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            made.append(self)
+
+    monkeypatch.setattr(httpx2, "AsyncClient", Client)
+    assert serving(lambda client: [chat(client), chat(client)]).code == 0
+    assert [client.is_closed for client in made] == [True]
+
+
 def test_requests_reach_the_program_with_every_sampling_field_and_tokens(serving, fake) -> None:
     def use(client: TestClient) -> None:
         chat(client, seed=-1, top_k=5, max_tokens=7, logprobs=True, top_logprobs=2)

@@ -17,7 +17,7 @@ import secrets
 import shlex
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,6 +38,7 @@ from vox_serve.running import Events
 from vox_serve.served import PROBE, Proof, prove
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -260,6 +261,12 @@ class Proxy(Api):
     ) -> None:
         super().__init__(cast("Engine", gate), models, limits, key)
         self._program, self._gate, self._client = program, gate, client
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Close the connections to the program before the event loop."""
+        async with self._client:
+            yield
 
     async def _respond(self, request: Request) -> Response:
         what = f"/v1/responses is not there with --engine {self._program.name}"

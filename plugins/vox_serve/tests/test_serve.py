@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import socket
+from contextlib import asynccontextmanager
 from itertools import starmap
 from pathlib import Path
+from threading import Thread
 
+import httpx2
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from vox_core.adapter.peft import CONFIG, read_adapter
@@ -19,6 +26,7 @@ from vox_core.api.serving import listening
 from vox_core.digests import folder_digest
 from vox_core.run.folder import MANIFEST, PROBE
 from vox_core.run.reference import adapter_digest
+from vox_serve import server
 from vox_serve.served import select
 from vox_testing.tiny import make_model
 
@@ -214,6 +222,28 @@ def test_a_key_from_the_environment_is_required(vox, folders, ran, monkeypatch) 
     assert KEY not in done.out + done.err
     assert clients[0].get("/v1/models").status_code == 401
     assert clients[0].get("/v1/models", headers={"authorization": f"Bearer {KEY}"}).is_success
+
+
+def test_the_lifespan_of_the_app_is_that_of_the_server() -> None:
+    seen = []
+
+    @asynccontextmanager
+    async def lifespan(app):
+        seen.append("begun")
+        yield
+        seen.append("ended")
+
+    async def stop(request):
+        signal.raise_signal(signal.SIGTERM)
+        return Response()
+
+    app = Starlette(routes=[Route("/", stop)], lifespan=lifespan)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        (client := Thread(target=httpx2.get, args=(url,))).start()
+        server.run(app, listener, 5, 4)
+        client.join()
+    assert seen == ["begun", "ended"]
 
 
 def test_responses_are_sent_at_once() -> None:

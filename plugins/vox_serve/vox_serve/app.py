@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -114,7 +115,13 @@ class Api:
                 HTTPException: _refusal_of_http,
                 Exception: fault,
             },
+            lifespan=self._lifespan,
         )
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Hold what lives as long as the server's event loop: here nothing."""
+        yield
 
     # --- models, health, metrics ------------------------------------------------------------------
 

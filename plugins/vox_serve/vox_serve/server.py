@@ -173,7 +173,7 @@ def run(app: Starlette, listener: socket.socket, drain: float, connections: int)
         app,
         access_log=False,
         limit_concurrency=connections,
-        lifespan="off",
+        lifespan="on",
         log_level="warning",
         server_header=False,
         timeout_graceful_shutdown=round(drain),
