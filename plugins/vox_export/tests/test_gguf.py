@@ -244,6 +244,41 @@ def test_texts_that_llama_cpp_does_not_normalise_are_noted(model) -> None:
     assert "NFC" in found.notes[0]
 
 
+PREPEND = {"type": "Prepend", "prepend": "▁"}
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+
+
+def metaspace(scheme: str) -> dict[str, Any]:
+    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "pre_tokenizer", "prefixed"),
+    [
+        ({"type": "Sequence", "normalizers": [PREPEND, REPLACE]}, None, True),
+        (PREPEND, None, True),
+        (REPLACE, None, False),
+        (None, metaspace("always"), True),
+        (None, metaspace("first"), True),
+        (None, metaspace("never"), False),
+    ],
+)
+def test_a_space_before_a_text_is_that_of_the_tokenizer(
+    model, tmp_path, normalizer, pre_tokenizer, prefixed
+) -> None:
+    """As of Llama 2, which has it in the normalizer, and of Mistral and Gemma."""
+
+    def of_sentencepiece(described: dict[str, Any]) -> None:
+        described.update(normalizer=normalizer, pre_tokenizer=pre_tokenizer)
+        described["model"].update(byte_fallback=True)
+
+    source = spoilt_tokenizer(model("llama"), of_sentencepiece)
+    write_gguf(source, "f32", tmp_path / "m.gguf")
+    said = GgufSource(tmp_path / "m.gguf").metadata
+    assert said["tokenizer.ggml.model"] == "llama"
+    assert said["tokenizer.ggml.add_space_prefix"] is prefixed
+
+
 def test_the_name_makes_llama_cpp_strip_as_the_tokenizer_does(model, tmp_path) -> None:
     folder = model("llama")
     found = read_vocabulary(load_tokenizer(folder), 260, folder)
