@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 
 import vox_cpu
 from vox_core.adapter.initial import initial_adapter
@@ -88,6 +89,23 @@ def test_a_run_goes_to_mlx_and_back_and_is_the_same_files(settings, tiny, tmp_pa
     for name in ("adapter_model.safetensors", "adapter_config.json", "vox_adapter.json"):
         assert (tmp_path / "peft" / name).read_bytes() == (run / name).read_bytes(), name
     assert (tmp_path / "mlx/tokenizer.json").is_file()
+
+
+def test_a_card_says_how_the_adapter_is_used(tiny, adapters, tmp_path) -> None:
+    source, _ = adapters(tiny("llama"))
+    mlx = ModelCard.load(run_convert(source, "mlx", out=tmp_path / "mlx").out / "README.md")
+    peft = ModelCard.load(run_convert(source, "peft", out=tmp_path / "peft").out / "README.md")
+    for card, library in ((mlx, "mlx"), (peft, "peft")):
+        assert (card.data.library_name, card.data.tags) == (library, ["lora", "vox"])
+        assert "base_model" not in card.data.to_dict(), "a folder here"
+        assert "# Adapter for base\n" in card.text and "    vox chat .\n" in card.text
+        assert str(tiny("llama")) not in card.text
+    assert "    mlx_lm.generate --model base --adapter-path . " in mlx.text
+    assert '    model = AutoPeftModelForCausalLM.from_pretrained(".")\n' in peft.text
+    base = replace(resolve(str(tiny("llama"))), id="small", hub="org/Small", licence="MIT")
+    named = ModelCard(service._card("mlx", base))
+    assert (named.data.base_model, named.data.license) == ("org/Small", "mit")
+    assert "--model org/Small " in named.text
 
 
 def test_an_mlx_folder_is_an_adapter_for_every_command(settings, tiny, tmp_path) -> None:

@@ -13,11 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from vox_core.api.files import atomic_folder, read_json, require_absent, write_bytes, write_json
+from vox_core.api.files import (
+    atomic_folder,
+    read_json,
+    require_absent,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from vox_core.api.models import (
+    CARD,
     CONFIG,
     MANIFEST,
     TOKENIZER_FILES,
+    LocalModel,
     ModelReference,
     Observe,
     Progress,
@@ -113,6 +122,7 @@ def convert(
         written = read_adapter_folder(folder, source.mlx_base, literal=True)
         update_error = require_same_update(source.adapter, written)
         logits = _logits(source, source.adapter, written, (source_format, to), folder, observe)
+        write_text(folder / CARD, _card(to, source.base))
     return ConvertReport(
         out=out,
         source_format=source_format,
@@ -124,6 +134,39 @@ def convert(
         logits=logits if isinstance(logits, SameLogits) else None,
         why_no_logits=logits if isinstance(logits, str) else None,
         notes=tuple(_notes(source, source.adapter)) if to == "mlx" else (),
+    )
+
+
+_CARD = """\
+{head}
+# Adapter for {base}
+
+Converted by vox for {tool}.
+
+## Use it
+
+    vox chat .
+
+or with {tool}:
+
+{use}
+"""
+
+_USE: dict[Format, str] = {
+    "peft": """\
+    from peft import AutoPeftModelForCausalLM
+    model = AutoPeftModelForCausalLM.from_pretrained(".")""",
+    "mlx": "    mlx_lm.generate --model {base} --adapter-path . --prompt Hello",
+}
+
+
+def _card(to: Format, base: LocalModel) -> str:
+    library, tool = ("peft", "PEFT") if to == "peft" else ("mlx", "mlx-lm")
+    return _CARD.format(
+        head=base.card_head(base.hub, library_name=library, tags=["lora", "vox"]),
+        base=base.id,
+        tool=tool,
+        use=_USE[to].format(base=base.hub or base.id),
     )
 
 
