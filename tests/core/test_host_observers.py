@@ -129,7 +129,7 @@ FAILED = {
 def test_one_that_fails_is_told_of_once_and_dropped(then: str, site: Site) -> None:
     bad, good = watch(site, "bad", then), watch(site, "good")
     (fault,) = faults_of(Observers(), EVENT)
-    assert fault.startswith(f"observer 'bad' failed and was dropped: {FAILED[then]}")
+    assert fault.startswith(f"tracker 'bad' failed and was dropped: {FAILED[then]}")
     assert (len(bad()), len(good())) == (1, 2)
 
 
@@ -150,7 +150,7 @@ def test_one_that_cannot_be_loaded_is_left_out_and_told_of(body: str, site: Site
     watch(site, "bad", body=body)
     good = watch(site, "good")
     (fault,) = faults_of(Observers())
-    assert fault.startswith("observer 'bad' is left out: ")
+    assert fault.startswith("tracker 'bad' is left out: ")
     assert LEFT_OUT[body] in fault
     assert len(good()) == 1
 
@@ -191,7 +191,7 @@ def test_one_that_hangs_is_dropped_when_its_time_is_up(
     faults = observers.tell(EVENT)
     while place == "exit" and len(heard()) < 2:  # its second has to be that of the end
         time.sleep(0.01)
-    assert [*faults, *observers.tell(END)] == [f"observer 'bad' {case.said}"]
+    assert [*faults, *observers.tell(END)] == [f"tracker 'bad' {case.said}"]
     begun = heard()[:1]  # on a busy machine perhaps not, but where it has ended
     assert begun or place == "import"
     assert all(gone(int(pid)) for pid in begun)
@@ -216,13 +216,13 @@ def test_one_that_falls_behind_is_dropped(site: Site, monkeypatch: pytest.Monkey
     monkeypatch.setattr(host_observers, "WAITING", 3)
     observers = Observers()
     faults = [fault for _ in range(6) for fault in observers.tell(EVENT)]
-    assert faults == ["observer 'bad' fell behind and was dropped: 3 events wait for it"]
+    assert faults == ["tracker 'bad' fell behind and was dropped: 3 events wait for it"]
 
 
 def test_one_that_dies_at_its_end_is_told_of(site: Site) -> None:
     watch(site, "bad", at_import="import atexit; atexit.register(lambda: os._exit(5))")
     assert faults_of(Observers(), EVENT) == [
-        "observer 'bad' failed and was dropped: its process ended with exit 5"
+        "tracker 'bad' failed and was dropped: its process ended with exit 5"
     ]
 
 
@@ -277,8 +277,8 @@ def test_a_run_goes_on_without_an_observer_that_crashes(site: Site, tmp_path: Pa
     report = train(validate(TrainSettings, settings), observe=events.append)
     assert report.steps == 3
     told = [e.message for e in events if isinstance(e, Notice) and e.level == "warning"]
-    warnings = [text for text in told if "observer" in text]
-    assert warnings == ["observer 'bad' failed and was dropped: its process was ended by SIGSEGV"]
+    warnings = [text for text in told if "tracker" in text]
+    assert warnings == ["tracker 'bad' failed and was dropped: its process was ended by SIGSEGV"]
     steps = [repr(event) for event in events if isinstance(event, StepDone)]
     assert [line for line in heard() if line.startswith("StepDone")] == steps
     assert len(steps) == 3

@@ -56,7 +56,7 @@ class Observers:
             try:
                 self._listening.append(_Observer(plugin.id))
             except OSError as error:
-                self._faults.append(f"observer {plugin.id!r} is left out: {error}")
+                self._faults.append(f"tracker {plugin.id!r} is left out: {error}")
 
     def tell(self, event: Event) -> list[str]:
         """Send an event to all observers; after the end of a run, wait until they have handled it.
@@ -81,7 +81,7 @@ class Observers:
 
     def _drop(self, observer: _Observer) -> None:
         self._listening.remove(observer)
-        self._faults.append(f"observer {observer.id!r} {observer.fault}")
+        self._faults.append(f"tracker {observer.id!r} {observer.fault}")
         observer.end()
 
     def _finish(self) -> None:

@@ -1,4 +1,4 @@
-"""What the observer writes, read back by TensorBoard itself."""
+"""What the tracker writes, read back by TensorBoard itself."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_through_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(validate(TrainSettings, settings)).run
     told = list(read_lines(run / "telemetry.jsonl"))
     warned = [line["message"] for line in told if line["event"] == "warning"]
-    assert not any("observer" in message for message in warned)
+    assert not any("tracker" in message for message in warned)
     drawn = read(run)
     for tag, event in (("train/loss", "step"), ("validation/loss", "validation")):
         expected = [(e["step"], pytest.approx(e["loss"])) for e in told if e["event"] == event]

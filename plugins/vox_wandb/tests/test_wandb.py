@@ -283,7 +283,7 @@ def test_through_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(validate(TrainSettings, settings)).run
     told = list(read_lines(run / "telemetry.jsonl"))
     warned = [line["message"] for line in told if line["event"] == "warning"]
-    assert not any("observer" in message for message in warned)
+    assert not any("tracker" in message for message in warned)
     (file,) = files(run)
     for tag, event in (("train/loss", "step"), ("validation/loss", "validation")):
         drawn = [(row[STEP], row[tag]) for row in rows(file) if tag in row]
