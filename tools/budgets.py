@@ -67,6 +67,11 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), file)
 
 
+@cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(file)))
+
+
 # --- lines ----------------------------------------------------------------------------------------
 
 
@@ -81,14 +86,14 @@ def lines_of_code(file: Path) -> int:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _NOT_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for docstring in _docstrings(parsed(file)):
+    for docstring in _docstrings(file):
         lines.difference_update(range(docstring.lineno, (docstring.end_lineno or 0) + 1))
     return len(lines)
 
 
-def _docstrings(tree: ast.Module) -> Iterator[ast.Expr]:
+def _docstrings(file: Path) -> Iterator[ast.Expr]:
     """Strings that stand alone: docstrings, and those below a constant."""
-    for node in ast.walk(tree):
+    for node in nodes(file):
         if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
             continue
         if isinstance(node.value.value, str):
@@ -156,7 +161,7 @@ def _imports_in_functions() -> int:
         _targets(inner) != [] and _targets(inner)[0].partition(".")[0] == package
         for package in packages()
         for file in sources(package).values()
-        for node in ast.walk(parsed(file))
+        for node in nodes(file)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for inner in ast.walk(node)
     )
@@ -185,7 +190,7 @@ def _vague_summaries(package: str) -> int:
     return sum(
         bool(_VAGUE.search((ast.get_docstring(node) or "").partition("\n\n")[0]))
         for file in sources(package).values()
-        for node in ast.walk(parsed(file))
+        for node in nodes(file)
         if isinstance(node, defined)
     )
 

@@ -39,7 +39,6 @@ STEPS, HELD_OUT, TOKENS, LR = 3, 3, 20, 3e-4
 # 0.2 % from float32.
 WITHIN = {"fp32": 1e-5, "bf16": 5e-3}
 CASES = [("cpu", "fp32"), ("cpu", "bf16"), ("mlx", "fp32")]
-LONG_CASES = [("gemma3-270m", "mlx", "fp32"), ("gemma3-270m", "cpu", "fp32")]
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
 every_model = pytest.mark.parametrize("model", MODELS)
@@ -155,7 +154,7 @@ def adapter_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize(
     ("model", "backend", "dtype"),
     [
-        pytest.param(model, *case, marks=[pytest.mark.long] * ((model, *case) in LONG_CASES))
+        pytest.param(model, *case, marks=[pytest.mark.long] * (model == "gemma3-270m"))
         for model in MODELS
         for case in CASES
     ],
