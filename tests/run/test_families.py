@@ -22,7 +22,7 @@ from vox_core.run.merge import merge
 from vox_core.run.proof import probe_logits
 from vox_core.run.reference import resolve_reference
 from vox_core.run.train import train
-from vox_testing.tiny import FAMILIES
+from vox_testing.tiny import FAMILIES, MIXTURES
 
 # Two float32 forwards of one formula, summed in another order: the largest relative difference seen
 # over families and methods is 4e-6, but for DoRA on Qwen3.5, whose recurrent layers carry it on:
@@ -52,9 +52,11 @@ def hf_logits(model: torch.nn.Module) -> np.ndarray:
     ("family", "method"),
     [
         pytest.param(family, method, marks=[pytest.mark.long] if again else [])
-        for family in FAMILIES
+        for family in (*FAMILIES, *MIXTURES)
         for method in ("lora", "rslora", "dora")
-        for again in [method == "rslora" and family != "llama"]
+        for again in [
+            family != "llama" if method == "rslora" else method == "dora" and family in MIXTURES
+        ]
     ],
 )
 def test_train_merge_prove_reload(tiny, settings, tmp_path, family, method):

@@ -39,6 +39,10 @@ class HasShape(Protocol):
 # Stored by old releases of transformers, and no parameters: masks and frequencies.
 _BUFFER = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.inv_freq$")
 
+# A mixture of experts has no linear module in its feed-forward blocks, `mlp` for one: experts are
+# stacks, and PEFT takes `gate_proj` of a shared expert or of a dense block for a stack's.
+_MIXTURE = re.compile(r"([^.]+)\.(experts|router)\.")
+
 # Modules of multimodal models and speculative decoding beside the language model.
 _BESIDE = re.compile(r"^(model\.)?(mtp|visual|vision_tower|multi_modal_projector)\.")
 
@@ -96,12 +100,13 @@ def parameter_names(tensors: Iterable[str], model_type: str) -> dict[str, str]:
 def linear_modules(tensors: Mapping[str, HasShape], model_type: str) -> dict[str, ModuleShape]:
     """Return every linear module by its path, output head included, in file order."""
     transposed = FAMILIES.get(model_type, Family()).transposed
-    modules = {}
-    for name, tensor in parameter_names(tensors, model_type).items():
-        shape = tensors[tensor].shape
-        if len(shape) != 2 or not name.endswith(".weight") or _EMBEDDING.search(name):
+    modules, names = {}, parameter_names(tensors, model_type)
+    mixtures = {found[1] for name in names if (found := _MIXTURE.search(name))}
+    for name, tensor in names.items():
+        shape, path = tensors[tensor].shape, name.removesuffix(".weight")
+        is_matrix = len(shape) == 2 and path != name and not _EMBEDDING.search(name)
+        if not is_matrix or not mixtures.isdisjoint(path.split(".")):
             continue
-        path = name.removesuffix(".weight")
         stored_transposed = transposed and not _HEAD.match(path)
         out_features, in_features = reversed(shape) if stored_transposed else shape
         modules[path] = ModuleShape(tensor, out_features, in_features, stored_transposed)

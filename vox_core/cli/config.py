@@ -33,8 +33,7 @@ _SECTION = click.Argument(["section"], required=False)
 def show(section: str | None, as_json: bool) -> None:
     """Show every setting of vox and its plugins, its value and where the value comes from.
 
-    SECTION, such as train, shows the settings of that section alone.
-    Without --json the output is a valid vox.toml.
+    SECTION, such as train, leaves out the others. Without --json it prints a valid vox.toml.
     """
     chosen = [kind for kind in sections(warn) if section in (None, kind.section)]
     if not chosen:

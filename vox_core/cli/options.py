@@ -71,8 +71,7 @@ def with_files(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, A
         missing = not (file.suffix or str(file) == "-" or file.exists())
         if missing and (option := next((kebab(each) for each in _MODULES if flags.get(each)), "")):
             remedy = f"if it is a second value, repeat the option: --{option} {file}"
-            what = f"there is no data file {file}"
-            raise ConfigError("C006", what, where=f"--{option}", remedy=remedy)
+            raise ConfigError("C006", f"no data file {file}", where=f"--{option}", remedy=remedy)
     return {**flags, "data": (*files, *flags["data"])}
 
 

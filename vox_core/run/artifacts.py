@@ -336,9 +336,7 @@ def card(run: RunPlan, step: int, before: float | None, after: float | None) -> 
         f"validation {'reward' if rewarded else 'loss'}": validated or "not measured",
         "contract": f"`{contract.digest}`",
     }
-    weights = ""
-    if model.converted:
-        weights = _CONVERTED.format(model=model, sha256=(model.revision or "")[:12])
+    weights = model.converted and _CONVERTED.format(model=model, sha256=(model.revision or "")[:12])
     # The weights that were trained on, where the base was quantised.
     onto = "" if contract.quant == "none" else " --onto trained-base"
     library, tags = ("transformers", ["vox"]) if whole else ("peft", ["lora", "vox"])
@@ -346,7 +344,7 @@ def card(run: RunPlan, step: int, before: float | None, after: float | None) -> 
         head=model.card_head(model.hub or model.id, library_name=library, tags=tags),
         title=f"{model.id}, fine-tuned" if whole else f"Adapter for {model.id}",
         table="\n".join(f"| {key} | {value} |" for key, value in rows.items()),
-        use=_USE_MODEL if whole else _USE_ADAPTER.format(onto=onto, weights=weights),
+        use=_USE_MODEL if whole else _USE_ADAPTER.format(onto=onto, weights=weights or ""),
     )
 
 

@@ -48,7 +48,6 @@ _IS_TIED = "its weights are the embedding's (tied)"
 
 # `num_experts`, `num_local_experts`, `n_routed_experts`; not `num_experts_per_tok`.
 _HOW_MANY_EXPERTS = re.compile(r"experts$")
-_OF_AN_EXPERT = re.compile(r"(^|[._])experts\.")
 
 
 def sequence_length(settings: TrainSettings, config: Mapping[str, Any]) -> int:
@@ -348,15 +347,12 @@ def find_experts(config: Mapping[str, Any], tensors: Mapping[str, HasShape]) -> 
     for key, value in {**config, **text_config(config)}.items():
         if _HOW_MANY_EXPERTS.search(key) and isinstance(value, int) and value > 0:
             return f"{key} = {value} in config.json"
-    for name, tensor in tensors.items():
-        if _OF_AN_EXPERT.search(name) or _is_stack(name, tensor.shape):
-            return f"{name} {list(tensor.shape)}"
+    for name, shape in ((name, tensor.shape) for name, tensor in tensors.items()):
+        # Several matrices; a convolution's weights, and positions (1, T, C), are not.
+        is_stack = len(shape) == 3 and min(shape) > 1 and "conv" not in name
+        if is_stack or "experts." in name:
+            return f"{name} {list(shape)}"
     return None
-
-
-def _is_stack(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is several matrices; a convolution's, and positions (1, T, C), are not."""
-    return len(shape) == 3 and min(shape) > 1 and "conv" not in name
 
 
 def _owner_in(parameter: str, modules: tuple[str, ...]) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core import files, models
+from vox_core.adapter.targets import leaf_names
 from vox_core.config import TrainSettings
 from vox_core.contract import Advice, ExecutionPlan, FineTuneContract, ModelIdentity, Notice, World
 from vox_core.data.checked import unused_fields
@@ -99,6 +100,9 @@ class RunPlan:
         yield Notice(f"{plan.data_size(contract)}; {_count(contract.total_steps, 'step')}")
         if wrong := rate_warning(contract.optimizer.lr, contract.adapter.method):
             yield wrong
+        if experts := plan.find_experts(self.inputs.config, self.inputs.weights.tensors):
+            beside = ", ".join(leaf_names(self.execution.modules))
+            yield Notice(f"{experts}: experts and routers stay as they are; trained are {beside}")
         yield from map(Notice, rows.report.told())
         for what, side in (("training row", data.train), ("validation row", data.valid)):
             if side and (lost := side.stats.dropped["preference pair"]):

@@ -67,6 +67,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Family -> `model_type` and configuration."""
 
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_ROUTED = {**_EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1}
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2_moe": ("qwen2_moe", {**_COMMON, **_EXPERTS, "shared_expert_intermediate_size": 24}),
+    "mixtral": ("mixtral", {**_COMMON, **_LOCAL}),
+    "gpt_oss": ("gpt_oss", {**_COMMON, **_LOCAL, **_ALTERNATING}),
+    "granitemoe": ("granitemoe", {**_COMMON, **_LOCAL}),
+    "glm4_moe": ("glm4_moe", {**_COMMON, **_ROUTED}),
+}
+"""Mixtures of experts, as `FAMILIES`: stored one by one with a shared expert, under another block's
+name, as stacks, as stacks under other names, and below a dense layer."""
+
 _AWAY: dict[str, Any] = {"rms_norm_eps": 1e-3, "rope_theta": 50_000.0}
 AWAY: dict[str, dict[str, Any]] = {
     **{family: {**_AWAY, "head_dim": 16} for family in FAMILIES},
@@ -98,7 +111,7 @@ def make_model(
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    model_type, settings = FAMILIES[family]
+    model_type, settings = {**FAMILIES, **MIXTURES}[family]
     if spread is not None:
         settings = {**settings, "initializer_range": spread}
     if away:

@@ -25,7 +25,14 @@ from vox_torch.layout import Extents
 DOCUMENTS = "vox_documents"
 
 # Arguments of transformers' attention interface that are implemented here, or have no effect.
-_KNOWN = {"dropout", "is_causal", "output_attentions", "position_ids", "use_cache"}
+_KNOWN = {
+    "dropout",
+    "is_causal",
+    "output_attentions",
+    "output_router_logits",
+    "position_ids",
+    "use_cache",
+}
 
 
 def register() -> None:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from vox_core.adapter.targets import parameter_names
 from vox_core.contract import DType, Quant
 from vox_core.errors import ModelError
-from vox_core.weights import WeightFolder
+from vox_core.weights import Weights
 from vox_torch.arrays import as_tensor
+from vox_torch.experts import experts_of
 from vox_torch.memory import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -76,7 +77,20 @@ def _load_plain(folder: Path, dtype: DType, device: str) -> PreTrainedModel:
             faults=missing,
             remedy="fetch the model again, whole",
         )
+    _let_go_of_experts(model)
     return model
+
+
+def _let_go_of_experts(model: PreTrainedModel) -> None:
+    """Copy the other parameters of a mixture, so that its files are no longer mapped.
+
+    A mapping is of a whole file: with one parameter in it, experts that became stacks would be in
+    memory twice.
+    """
+    stacks = {id(p) for _, experts in experts_of(model) for p in experts.parameters()}
+    for parameter in model.parameters() if stacks else ():
+        if parameter.is_cpu and id(parameter) not in stacks:
+            parameter.data = parameter.data.clone()
 
 
 @contextmanager
@@ -134,7 +148,7 @@ def without_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def stored_names(model: PreTrainedModel, weights: WeightFolder) -> dict[str, str]:
+def stored_names(model: PreTrainedModel, weights: Weights) -> dict[str, str]:
     """Return parameter name -> tensor name; tied parameters map to the stored tensor.
 
     Raises:
@@ -166,7 +180,7 @@ def _unfit(model: PreTrainedModel, faults: list[str]) -> ModelError:
     )
 
 
-def stored_buffers(model: PreTrainedModel, weights: WeightFolder) -> dict[str, str]:
+def stored_buffers(model: PreTrainedModel, weights: Weights) -> dict[str, str]:
     """Return name -> tensor name of stored buffers, such as a scale per layer.
 
     Raises:
@@ -184,7 +198,7 @@ def stored_buffers(model: PreTrainedModel, weights: WeightFolder) -> dict[str, s
 
 
 def fill_buffers(
-    model: PreTrainedModel, weights: WeightFolder, read: Callable[[str], torch.Tensor]
+    model: PreTrainedModel, weights: Weights, read: Callable[[str], torch.Tensor]
 ) -> None:
     """Load the stored values of buffers, in their own dtype."""
     for name, tensor in stored_buffers(model, weights).items():
@@ -205,7 +219,7 @@ def materialise(model: nn.Module, name: str, value: torch.Tensor) -> None:
 
 def fill_parameters(
     model: PreTrainedModel,
-    weights: WeightFolder,
+    weights: Weights,
     names: Mapping[str, str],
     dtype: torch.dtype,
     device: str = "cpu",

@@ -28,10 +28,10 @@ import torch
 from torch import nn
 
 from vox_core.contract import AdapterState, Batch, Floats, Ints, LoadJob, Model
-from vox_core.weights import WeightFolder
 from vox_torch.arrays import float32, float32_blocks
 from vox_torch.attention import DOCUMENTS
 from vox_torch.base import fill_buffers, load_base, materialise, stored_names, without_weights
+from vox_torch.experts import model_weights, read_by_expert
 from vox_torch.forward import Loss, Together
 from vox_torch.inject import Adapters, only_adapter_dropout, require_linear
 from vox_torch.libraries import import_bitsandbytes
@@ -217,13 +217,14 @@ class Streamed:
 
     def __init__(self, folder: Path) -> None:
         self.base = without_weights(folder, torch.float32)
-        self._weights = WeightFolder(folder)
+        self._weights = model_weights(self.base, folder)
         self._tensors = stored_names(self.base, self._weights)
         self._adapters: dict[str, AdapterState] = {}
         self._selected: AdapterState | None = None
         for path, module in self.base.named_modules():
             if _is_streamed(module):
                 module.forward = self._forward(module, path)
+        read_by_expert(self.base, self._weights)
         self._small = {
             name: float32(self._weights.read(self._tensors[name]))
             for name, parameter in self.base.named_parameters()
@@ -302,7 +303,8 @@ def _is_streamed(module: nn.Module) -> bool:
     if isinstance(module, nn.Embedding):
         # The only supported subclasses with their own forward are those that scale.
         return type(module).forward is nn.Embedding.forward or hasattr(module, "embed_scale")
-    return isinstance(module, nn.Linear | Conv1D)
+    # Routers may be linear layers that return what they chose.
+    return type(module).forward is nn.Linear.forward or isinstance(module, Conv1D)
 
 
 class _Embedding:

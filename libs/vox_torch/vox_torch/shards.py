@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, cast
 
 from vox_core.adapter.targets import is_beside
 from vox_core.errors import PlanError
-from vox_core.weights import WeightFolder
 from vox_torch.arrays import as_tensor
 from vox_torch.base import fill_buffers, fill_parameters, stored_names, without_weights
+from vox_torch.experts import model_weights
 from vox_torch.memory import no_holes
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class Shards:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        model, weights = without_weights(folder, dtype), WeightFolder(folder)
+        model = without_weights(folder, dtype)
+        weights = model_weights(model, folder)
         names = stored_names(model, weights)
         mesh = DeviceMesh.from_group(group.WORLD, "cpu")
         policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)

@@ -23,7 +23,7 @@ from vox_core.weights import open_weights
 from vox_plan.architecture import read_architecture
 from vox_plan.memory import Demand, WorstCase, predict
 from vox_testing import jobs
-from vox_testing.tiny import FAMILIES, VOCABULARY, make_model
+from vox_testing.tiny import FAMILIES, MIXTURES, VOCABULARY, make_model
 from vox_torch import attention
 from vox_torch.base import load_base
 from vox_torch.fused_modules import fuse_modules
@@ -103,7 +103,7 @@ def counted(folder: Path, plan: ExecutionPlan) -> int:
 @pytest.mark.parametrize(
     ("family", "dtype", "method", "dropout"),
     [
-        *((family, "bf16", "lora", 0.0) for family in FAMILIES),
+        *((family, "bf16", "lora", 0.0) for family in (*FAMILIES, *MIXTURES)),
         ("llama", "fp32", "lora", 0.0),
         ("llama", "bf16", "rslora", 0.0),
         ("llama", "bf16", "full", 0.0),

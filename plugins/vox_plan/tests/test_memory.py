@@ -285,11 +285,13 @@ def test_linear_attention_keeps_chunks_keys_and_values_of_its_heads() -> None:
     assert found.float32 - without.float32 == 4 * (5 * 64 + 7.5 * 8 + 4 * 16)
 
 
-def test_an_expert_sees_its_share_of_the_tokens() -> None:
-    experts = {f"mlp__experts__{n}__{p}_proj": (WIDE, H) for n in range(4) for p in ("gate", "up")}
-    config = {**CONFIG, "num_local_experts": 4, "num_experts_per_tok": 1}
-    more = kept(llama(**experts), config).compute - kept(llama(), CONFIG).compute
-    assert more == 4 * (H + 2 * WIDE) / 4  # no writer: none is a gate
+def test_of_experts_those_count_that_a_token_takes() -> None:
+    shape = {"gate": (WIDE, H), "up": (WIDE, H), "down": (H, WIDE)}
+    experts = {f"mlp__experts__{n}__{p}_proj": shape[p] for n in range(4) for p in shape}
+    config = {**CONFIG, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": WIDE}
+    model = read_architecture(llama(**experts), {**config, "hidden_size": H})
+    dense = 3 * WIDE  # beside them, and as frozen
+    assert model.layers[0].mixed == 2 * (3 * WIDE + H) + dense
 
 
 def test_the_backward_of_a_layer_needs_the_gradients_of_its_widest_block() -> None:

@@ -33,7 +33,6 @@ from vox_plan.architecture import Architecture, Layer
 _WRITER = re.compile(r"^(o_proj|out_proj|c_proj|down_proj|dense|dense_4h_to_h|fc2|fc_out|wo|w2)$")
 _ATTENTION = re.compile(r"att")
 _LINEAR_ATTENTION = re.compile(r"linear_att")
-_EXPERT = re.compile(r"(^|[._])experts\.")
 
 # Non-linearities that a fused feed-forward has (vox_torch/fused_modules.py).
 _FUSED = ("silu", "swish", "gelu_pytorch_tanh")
@@ -60,9 +59,6 @@ class Elements(NamedTuple):
     def plus(self, other: Elements) -> Elements:
         return Elements(self.compute + other.compute, self.float32 + other.float32)
 
-    def times(self, factor: float) -> Elements:
-        return Elements(self.compute * factor, self.float32 * factor)
-
     def bytes(self, number: int) -> float:
         """Bytes, where a number of the compute dtype has `number`."""
         return self.compute * number + self.float32 * 4
@@ -82,10 +78,9 @@ def kept_by_layer(
 ) -> Elements:
     """Count the activations that a layer keeps; `fused`: its norms and feed-forwards are, and of
     the adapters those in `lora`."""
-    total = _kept_by_norms(model, layer, fused)
+    total = _kept_by_norms(model, layer, fused).plus(Elements(compute=layer.mixed))
     for block in _blocks(model, layer):
-        kept = _kept_by_block(model, block, adapted, fused, lora)
-        total = total.plus(kept.times(_share(model, block)))
+        total = total.plus(_kept_by_block(model, block, adapted, fused, lora))
         total = total.plus(_kept_by_state(model, block))
     return total
 
@@ -93,9 +88,7 @@ def kept_by_layer(
 def working_of_layer(model: Architecture, layer: Layer) -> Elements:
     """Count a layer's temporary gradients in the backward pass: those of its largest block, and of
     the residual stream."""
-    widest = max(
-        (_width(block) * _share(model, block) for block in _blocks(model, layer)), default=0
-    )
+    widest = max(layer.mixed, *map(_width, _blocks(model, layer)), 0)
     return Elements(compute=widest + 2 * model.hidden)
 
 
@@ -173,8 +166,3 @@ def _blocks(model: Architecture, layer: Layer) -> Iterator[_Block]:
 def _width(block: _Block) -> int:
     written = sum(module.out_features for module in block.readers.values())
     return written + sum(module.in_features for module in block.writers.values())
-
-
-def _share(model: Architecture, block: _Block) -> float:
-    """The share of the tokens that a block sees."""
-    return model.experts_share if _EXPERT.search(f"{block.path}.") else 1.0

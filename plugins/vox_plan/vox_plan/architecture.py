@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,10 @@ _NORM = re.compile(r"(norm|^ln)")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 _HEADS = ("num_attention_heads", "n_head", "num_heads")
 _ACTIVATION = ("hidden_act", "hidden_activation", "activation_function")
+_EXPERTS = re.compile(r"\.(experts|router)\.")
+_TAKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+_OF_AN_EXPERT = ("moe_intermediate_size", "intermediate_size")
+_UP = re.compile(r"\.(up_proj|w3)\.weight$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +51,13 @@ class Layer:
     Args:
         linear: path of each linear module -> its shape.
         norms: path of each norm -> its width and kind.
+        mixed: numbers a token that the feed-forward of a mixture of experts keeps, in the compute
+            dtype: that of its experts, of shared ones, or of a dense layer.
     """
 
     linear: Mapping[str, ModuleShape]
     norms: Mapping[str, Norm]
+    mixed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +84,10 @@ class Architecture:
         widths: tensor name -> row width, of the weights that every quantisation reaches.
         embedding_widths: the same of those that `nf4-embeddings` reaches besides.
         activation: name of the feed-forward's non-linearity; empty if unknown.
-        experts_share: share of the tokens that one expert sees; 1 without experts.
         state: of layers that pass a state on instead of attending, so that documents lie in padded
             rows; None if there are none.
         softcap: scores of attention are soft-capped, so that they exist as a matrix.
+        sinks: so they do beside attention sinks.
     """
 
     hidden: int
@@ -92,9 +99,9 @@ class Architecture:
     widths: Mapping[str, int] = field(default_factory=dict)
     embedding_widths: Mapping[str, int] = field(default_factory=dict)
     activation: str = ""
-    experts_share: float = 1.0
     state: State | None = None
     softcap: bool = False
+    sinks: bool = False
     model_type: str = ""
 
     def packed(self, tensor: str, quant: Quant) -> tuple[Quant, int] | None:
@@ -129,15 +136,15 @@ def read_architecture(
         hidden=_number(text, _HIDDEN) or _commonest_width(reached),
         vocabulary=vocabulary_size(config, tensors),
         heads=_number(text, _HEADS),
-        layers=_layers(reached, names, tensors),
+        layers=_layers(reached, names, tensors, text),
         elements={tensor: math.prod(tensors[tensor].shape) for tensor in names.values()},
         head=frozenset(t for n, t in names.items() if n.partition(".")[0] == "lm_head"),
         widths=widths,
         embedding_widths={t: w for t, w in embedding_widths.items() if t not in widths},
         activation=next((str(text[key]) for key in _ACTIVATION if text.get(key)), ""),
-        experts_share=_experts_share(text),
         state=_state(text),
         softcap=bool(text.get("attn_logit_softcapping")),
+        sinks=any(name.endswith(".sinks") for name in names),
     )
 
 
@@ -148,7 +155,10 @@ def _loaded(names: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, st
 
 
 def _layers(
-    linear: Mapping[str, ModuleShape], names: Mapping[str, str], tensors: Mapping[str, HasShape]
+    linear: Mapping[str, ModuleShape],
+    names: Mapping[str, str],
+    tensors: Mapping[str, HasShape],
+    text: Mapping[str, Any],
 ) -> tuple[Layer, ...]:
     modules: dict[str, dict[str, ModuleShape]] = {}
     for path, module in linear.items():
@@ -163,7 +173,8 @@ def _layers(
         if _NORM.search(path.rpartition(".")[2]):
             norms[found[1]][path] = Norm(shape[0], f"{path}.bias" in names)
     ordered = sorted(modules, key=lambda layer: int(layer.rpartition(".")[2]))
-    return tuple(Layer(modules[layer], norms[layer]) for layer in ordered)
+    mixed = _mixed(text, linear, {name: tensors[tensor].shape for name, tensor in names.items()})
+    return tuple(Layer(modules[layer], norms[layer], mixed.get(layer, 0)) for layer in ordered)
 
 
 def _number(config: Mapping[str, Any], keys: Collection[str]) -> int:
@@ -187,7 +198,24 @@ def _state(config: Mapping[str, Any]) -> State | None:
     return State(*(_number(config, (name,)) for name in names))
 
 
-def _experts_share(config: Mapping[str, Any]) -> float:
-    many = _number(config, ("num_local_experts", "num_experts", "n_routed_experts"))
-    taken = _number(config, ("num_experts_per_tok", "num_experts_per_token"))
-    return taken / many if many and taken else 1.0
+def _mixed(
+    text: Mapping[str, Any], linear: Collection[str], shapes: Mapping[str, Sequence[int]]
+) -> dict[str, int]:
+    """Count what the feed-forward of each layer of a mixture of experts keeps; all of it is frozen.
+
+    For each expert that a token takes, transformers keeps gate and up, the non-linearity of the
+    gate, and the result before it is weighted.
+    """
+    hidden, width = _number(text, _HIDDEN), _number(text, _OF_AN_EXPERT)
+    mixed: dict[str, int] = {}
+    has_experts = set[str]()
+    for name, shape in shapes.items():
+        if not (found := _LAYER.match(name)):
+            continue
+        if _EXPERTS.search(name):
+            has_experts.add(found[1])
+        elif _UP.search(name) and name.removesuffix(".weight") not in linear:
+            mixed[found[1]] = mixed.get(found[1], 0) + 3 * shape[0]
+    for layer in has_experts:
+        mixed[layer] = mixed.get(layer, 0) + _number(text, _TAKEN) * (3 * width + hidden)
+    return mixed

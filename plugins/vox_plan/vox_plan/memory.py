@@ -309,9 +309,10 @@ def _kept(model: Architecture, layer: Layer, demand: Demand, laid: int, fused: b
     kept = kept_by_layer(model, layer, trained, fused=fused, lora=lora).bytes(number)
     kept += number * kept_beside(layer, demand.modules, demand.method == "dora", demand.dropout)
     # Soft-capped scores are kept as a matrix: tanh and weights in the compute dtype, the softmax in
-    # float32 (transformers' eager attention, and vox_torch/attention.py).
-    scores = model.heads * demand.batch.longest * (2 * number + 4) if model.softcap else 0
-    return laid * (kept + scores)
+    # float32 (transformers' eager attention, and vox_torch/attention.py); beside sinks, the scores
+    # and their weights.
+    score = 2 * number + 4 if model.softcap else 2 * number if model.sinks else 0
+    return laid * (kept + model.heads * demand.batch.longest * score)
 
 
 def _working(model: Architecture, demand: Demand, laid: int) -> float:

@@ -1,0 +1,83 @@
+"""Mixtures of experts: what is read expert by expert, and documents end to end."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from vox_core.adapter.targets import linear_modules
+from vox_core.errors import ModelError
+from vox_core.weights import WeightFolder
+from vox_testing.tiny import MIXTURES
+from vox_torch.base import load_base, without_weights
+from vox_torch.experts import model_weights
+from vox_torch.forward import Together
+from vox_torch.load import Streamed
+from vox_torch.trial import loss_of
+
+TOKENS = torch.arange(40, 72)[None]
+
+mixtures = pytest.mark.parametrize("family", MIXTURES)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=TOKENS).logits[0].numpy()
+
+
+@mixtures
+def test_read_from_the_files_it_computes_what_transformers_does(tiny, family):
+    folder = tiny(family)
+    expected = logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+    found = logits(Streamed(folder).base)
+    assert np.abs(found - expected).max() < 1e-6 * np.abs(expected).max()
+
+
+@mixtures
+def test_every_parameter_is_read(tiny, family):
+    folder = tiny(family)
+    weights = model_weights(without_weights(folder, torch.float32), folder)
+    for name, parameter in AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32
+    ).named_parameters():
+        assert np.array_equal(weights.read(name), parameter.detach().numpy()), name
+
+
+@mixtures
+def test_adapters_are_beside_the_feed_forward_blocks(tiny, family):
+    names = linear_modules(WeightFolder(tiny(family)).tensors, MIXTURES[family][0])
+    beside = {path.rpartition(".")[2] for path in names}
+    assert beside - {"lm_head"} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_an_expert_that_is_missing_is_told(tiny, tmp_path):
+    folder = shutil.copytree(tiny("qwen2_moe"), tmp_path / "model")
+    path = folder / "model.safetensors"
+    gone = "model.layers.1.mlp.experts.3.up_proj.weight"
+    save_file({n: each for n, each in load_file(path).items() if n != gone}, path)
+    with pytest.raises(ModelError, match=re.escape("model.layers.1.mlp.experts.gate_up_proj")):
+        Streamed(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_file_of_experts_that_became_stacks_is_let_go(tiny):
+    folder = tiny("mixtral")
+    kept = load_base(folder, "fp32", "cpu")
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+    assert logits(kept).shape[0] == TOKENS.shape[1]
+
+
+@mixtures
+def test_documents_end_to_end(tiny, family):
+    """But for attention sinks, which `vox_torch.attention` has not got."""
+    model = AutoModelForCausalLM.from_pretrained(tiny(family), dtype=torch.float32)
+    loss, fault = loss_of(model, "cpu")
+    assert isinstance(loss, Together) == (family != "gpt_oss"), fault
