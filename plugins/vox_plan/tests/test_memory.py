@@ -24,6 +24,7 @@ from vox_plan.memory import (
     adapter_bytes,
     bytes_per_weight,
     predict,
+    split_bytes,
     trained_tensors,
     weight_bytes,
     worst_case_batch,
@@ -292,6 +293,7 @@ def test_of_experts_those_count_that_a_token_takes() -> None:
     model = read_architecture(llama(**experts), {**config, "hidden_size": H})
     dense = 3 * WIDE  # beside them, and as frozen
     assert model.layers[0].mixed == 2 * (3 * WIDE + H) + dense
+    assert split_bytes(model, "bf16")[0] == 2 * (H * (2 * Q + 2 * KV) + 5 * 3 * H * WIDE)
 
 
 def test_the_backward_of_a_layer_needs_the_gradients_of_its_widest_block() -> None:

@@ -53,11 +53,13 @@ class Layer:
         norms: path of each norm -> its width and kind.
         mixed: numbers a token that the feed-forward of a mixture of experts keeps, in the compute
             dtype: that of its experts, of shared ones, or of a dense layer.
+        matrices: elements of all that `--shard` splits, experts included.
     """
 
     linear: Mapping[str, ModuleShape]
     norms: Mapping[str, Norm]
     mixed: int = 0
+    matrices: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +167,22 @@ def _layers(
         if found := _LAYER.match(f"{path}."):
             modules.setdefault(found[1], {})[path] = module
     norms: dict[str, dict[str, Norm]] = {layer: {} for layer in modules}
+    matrices = Counter[str]()
     for name, tensor in names.items():
         path, _, kind = name.rpartition(".")
         found, shape = _LAYER.match(name), tensors[tensor].shape
+        if found and len(shape) > 1:
+            matrices[found[1]] += math.prod(shape)
         if kind != "weight" or len(shape) != 1 or not found or found[1] not in modules:
             continue
         if _NORM.search(path.rpartition(".")[2]):
             norms[found[1]][path] = Norm(shape[0], f"{path}.bias" in names)
     ordered = sorted(modules, key=lambda layer: int(layer.rpartition(".")[2]))
     mixed = _mixed(text, linear, {name: tensors[tensor].shape for name, tensor in names.items()})
-    return tuple(Layer(modules[layer], norms[layer], mixed.get(layer, 0)) for layer in ordered)
+    return tuple(
+        Layer(modules[layer], norms[layer], mixed.get(layer, 0), matrices[layer])
+        for layer in ordered
+    )
 
 
 def _number(config: Mapping[str, Any], keys: Collection[str]) -> int:

@@ -370,10 +370,7 @@ def weight_bytes(model: Architecture, quant: Quant, dtype: DType) -> int:
 
 def split_bytes(model: Architecture, dtype: DType) -> list[int]:
     """Bytes of each layer's matrices, which `--shard` splits among the ranks."""
-    return [
-        BYTES[dtype] * sum(model.elements[each.tensor] for each in layer.linear.values())
-        for layer in model.layers
-    ]
+    return [BYTES[dtype] * layer.matrices for layer in model.layers]
 
 
 def split_trained(model: Architecture, saved: Collection[str]) -> list[int]:

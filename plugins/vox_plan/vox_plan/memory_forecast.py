@@ -335,8 +335,10 @@ def _copies(run: RunPlan) -> int:
     model, dtype = _architecture(run), run.execution.dtype
     if not samples_answers(run) or run.settings.shard or dtype != "bf16":
         return 0
-    head = BYTES[dtype] * sum(model.elements[tensor] for tensor in model.head)
-    return head + (sum(split_bytes(model, dtype)) if run.contract.quant == "none" else 0)
+    packed = {*model.head}
+    if run.contract.quant == "none":
+        packed.update(each.tensor for layer in model.layers for each in layer.linear.values())
+    return BYTES[dtype] * sum(model.elements[tensor] for tensor in packed)
 
 
 def _reference(run: RunPlan) -> int:
