@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from vox_core.config import GenerateSettings, MergeSettings
-from vox_core.contract import LoadJob
+from vox_core.contract import Event, LoadJob, Notice
 from vox_core.errors import AdapterError
 from vox_core.host import Request, choose
 from vox_core.host.load import Context
@@ -79,6 +79,15 @@ def test_train_merge_prove_reload(tiny, settings, tmp_path, family, method):
 
     with open_model(str(out), GenerateSettings(max_tokens=4)) as model:
         assert isinstance("".join(model.reply([{"role": "user", "content": "Hi"}])), str)
+
+
+def test_a_run_on_a_mixture_says_where_the_adapter_is(tiny, settings):
+    said: list[Event] = []
+    train(settings(tiny("mixtral"), max_steps=1), observe=said.append)
+    assert (
+        "num_local_experts = 4 in config.json: the adapter is on k_proj, o_proj, q_proj, v_proj, "
+        "and not on experts"
+    ) in [each.message for each in said if isinstance(each, Notice)]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

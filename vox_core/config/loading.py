@@ -221,7 +221,7 @@ def _require_known(table: dict[str, Any], path: Path, kind: type[Section], other
                 home, shown = _home(key, homes(kinds[section])[:-1]), f"[{section}] {key}"
                 faults.append(f"{shown} is unknown{home}" if home else _unknown(shown, key, known))
         elif others and (names := others()) is not None and section not in names:
-            name = "train" if section in _TRAINING else section
+            name = "train" if section in _TRAINING.split() else section
             faults.append(_unknown(f"[{section}]", name, {*kinds, *names}))
     if faults:
         what = f"unknown keys in {CONFIG_FILE}"
@@ -368,7 +368,7 @@ def _table_in(annotation: Any) -> type[BaseModel] | None:
     return next(filter(None, map(_table_in, get_args(annotation))), None)
 
 
-_TRAINING = ("sft", "training", "trainer", "lora", "peft", "qlora", "model", "optimizer")
+_TRAINING = "sft training trainer lora peft qlora model optimizer dpo grpo kto orpo"
 """Sections of peers' files whose settings `[train]` has."""
 
 _BATCH = "it counts the examples of a whole optimizer step: per-device batch size x accumulation"

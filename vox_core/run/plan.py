@@ -82,7 +82,7 @@ def require_no_experts(
         "a mixture of experts cannot be quantised: its experts would stay as they are",
         where=f"quantisation {quant}",
         found=found,
-        remedy="name the full-precision model, and leave out --quant",
+        remedy="leave out --quant; of files that are quantised, name the full-precision model",
     )
 
 

@@ -101,8 +101,8 @@ class RunPlan:
         if wrong := rate_warning(contract.optimizer.lr, contract.adapter.method):
             yield wrong
         if experts := plan.find_experts(self.inputs.config, self.inputs.weights.tensors):
-            beside = ", ".join(leaf_names(self.execution.modules))
-            yield Notice(f"{experts}: experts and routers stay as they are; trained are {beside}")
+            adapted = ", ".join(leaf_names(self.execution.modules))
+            yield Notice(f"{experts}: the adapter is on {adapted}, and not on experts")
         yield from map(Notice, rows.report.told())
         for what, side in (("training row", data.train), ("validation row", data.valid)):
             if side and (lost := side.stats.dropped["preference pair"]):

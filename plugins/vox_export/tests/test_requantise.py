@@ -23,6 +23,7 @@ from vox_core.weights import WeightFolder, open_weights
 from vox_export import requantise
 from vox_formats.quant import MLX_FORMATS, MlxFormat
 from vox_testing.llama import write_llama
+from vox_testing.tiny import make_model
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +125,14 @@ def test_what_could_not_be_written_is_refused_before_any_work(tiny, settings, tm
     with pytest.raises(PlanError) as refused:
         merge(str(narrow.run), MergeSettings(out=tmp_path / "merged", quant="affine4"))
     assert refused.value.faults[0].startswith("model.layers.0.mlp.gate_proj: 32 input features")
+
+
+def test_a_mixture_of_experts_is_not_written_for_mlx_lm(tmp_path):
+    folder = make_model("mixtral", tmp_path / "base")
+    with pytest.raises(ModelError, match="mixture of experts") as caught:
+        requantise.mlx_lm_config(json.loads((folder / "config.json").read_text()), folder)
+    assert caught.value.found == "num_local_experts = 4 in config.json"
+    assert "gguf" not in caught.value.remedy
 
 
 @pytest.mark.parametrize(

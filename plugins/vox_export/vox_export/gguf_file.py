@@ -106,7 +106,7 @@ class ModelFile:
         coarse: names of tensors whose rows do not fit the format, stored in F16.
 
     Raises:
-        ModelError: M002, llama.cpp cannot compute this model.
+        ModelError: M002, the model is not one that is written as GGUF.
     """
 
     def __init__(self, source: ModelReference, quant: str) -> None:
@@ -352,7 +352,7 @@ def require_lora(source: ModelReference) -> Layout:
 def _refused(source: ModelReference, faults: list[str]) -> ModelError:
     return ModelError(
         "M002",
-        "llama.cpp cannot compute this model",
+        "vox cannot write this model as GGUF",
         where=source.base.id,
         faults=faults,
         remedy="serve it with `vox serve`, or export the adapter with --to peft",

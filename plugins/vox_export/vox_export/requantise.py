@@ -25,6 +25,7 @@ from vox_core.api.models import (
     require_same_in_mlx,
     write_checkpoint,
 )
+from vox_core.api.plans import find_experts
 from vox_core.contract import Quant
 from vox_core.errors import ModelError, PlanError, ProofError
 from vox_export.child import transformers_config
@@ -81,6 +82,9 @@ def mlx_lm_config(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     Raises:
         ModelError: M002, mlx-lm does not support a setting.
     """
+    if experts := find_experts(config, {}):
+        what = "a mixture of experts cannot be exported to mlx-lm"
+        raise _refused(what, folder, experts, "`vox merge`, or `vox export --to peft`")
     written = {**_defaults(config, folder), **config}
     try:
         adapted = mlx_config(written)
@@ -114,14 +118,19 @@ def _window(config: Mapping[str, Any]) -> int | None:
     return window(config)
 
 
-def _refused(what: str, folder: Path, found: object) -> ModelError:
+def _refused(
+    what: str,
+    folder: Path,
+    found: object,
+    remedy: str = "`vox export --to gguf`, or `vox merge` without --quant",
+) -> ModelError:
     return ModelError(
         "M002",
         what,
         where=folder / "config.json",
         found=found,
         expected="a model that `mlx_lm.load` computes as transformers does",
-        remedy="`vox export --to gguf`, or `vox merge` without --quant",
+        remedy=remedy,
     )
 
 

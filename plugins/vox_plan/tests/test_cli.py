@@ -49,7 +49,7 @@ REPORT = PlanReport(
         {"laid": 1200, "padded": 1200, "trained": 9, "longest": 1200},
         planning.Work(1.75, 16, 16000, 7100),
     ),
-    adapter=planning.AdapterPlan("lora", 16, 14, 12345),
+    adapter=planning.AdapterPlan("lora", 16, 14, ("k_proj", "q_proj"), 12345),
     speed=None,
     memory=planning.MemoryPlan(3 * GB, {"runtime": GB, "weights": 2 * GB}, 8 * GB, 4 * GB, True),
     options=OPTIONS,
@@ -102,7 +102,7 @@ def test_a_plan_is_shown(vox, service) -> None:
         "  dropped    1 nothing to train",
         "steps        2, of 8 examples each: 1.75 epochs, or 16 examples with 16,000 tokens, "
         "7,100 of them trained; at most 1,200 tokens at once",
-        "adapter      lora, rank 16, 14 modules, 12,345 parameters",
+        "adapter      lora, rank 16, 12,345 parameters, 14 modules: k_proj, q_proj",
         "disk         up to 0 MB of 9.0 GB free in disk",
         "to merge it  about 1.0 GB of 4.0 GB free, 8.0 GB in all; disk up to 2.0 GB of 9.0 GB free "
         "in disk",
@@ -120,7 +120,7 @@ def test_a_plan_is_shown(vox, service) -> None:
 
 def test_a_plan_of_full_fine_tuning_has_no_adapter(vox, service) -> None:
     memory = replace(REPORT.memory, parts={"weights": 2 * GB, "adapter": GB})
-    full = planning.AdapterPlan("full", 16, 0, 12345)
+    full = planning.AdapterPlan("full", 16, 0, (), 12345)
     service.report = replace(REPORT, adapter=full, memory=memory, merge=None)
     done = vox("plan", "--model", "m", "--method", "full")
     assert "  optimizer       1.0 GB" in done.out

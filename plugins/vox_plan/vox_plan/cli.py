@@ -162,8 +162,8 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
     if full:
         yield "full fine-tuning", parameters
     else:
-        kind = f"{adapter.method}, rank {adapter.rank}, {adapter.modules} modules"
-        yield "adapter", f"{kind}, {parameters}"
+        kind = f"{adapter.method}, rank {adapter.rank}, {parameters}"
+        yield "adapter", f"{kind}, {adapter.modules} modules: {', '.join(adapter.targets)}"
     yield "disk", _room(report.disk)
     if merge := report.merge:
         yield "to merge it", f"{_peak(merge.memory)}; disk {_room(merge.disk)}"

@@ -112,7 +112,13 @@ def _report(
         valid=_data(run.data.valid, run.left_out("valid")) if run.data.valid else None,
         assumed=None if there else {"documents": len(train), "tokens": len(train[0])},
         steps=steps,
-        adapter=AdapterPlan(adapter.method, adapter.rank, len(made.modules), run.trained_elements),
+        adapter=AdapterPlan(
+            adapter.method,
+            adapter.rank,
+            len(made.modules),
+            tuple(sorted({path.rpartition(".")[2] for path in made.modules})),
+            run.trained_elements,
+        ),
         speed=speed(run, steps, took, tuned) if _has_speed(run) else None,
         memory=MemoryPlan(
             seen.prediction.peak,

@@ -76,11 +76,16 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class AdapterPlan:
-    """The adapter to train."""
+    """The adapter to train.
+
+    Args:
+        targets: last components of the paths of its modules, sorted.
+    """
 
     method: Method
     rank: int
     modules: int
+    targets: tuple[str, ...]
     trainable_parameters: int
 
 

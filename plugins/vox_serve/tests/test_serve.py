@@ -162,12 +162,19 @@ class TestBeforeLoading:
         (tmp_path / "one").symlink_to(folders / "two")
         for arguments in (
             (folders / "one", "--name", f"one={folders / 'two'}"),
-            (folders / "one", "--name", f"base={folders / 'two'}"),
+            ("--name", f"a={folders / 'one'}", "--name", f"a={folders / 'two'}"),
             ("--name", f"a={folders / 'one'}", "--name", f"b={folders / 'one'}"),
         ):
             done = vox("serve", "--port", 0, *arguments)
             assert done.code == 2, arguments
             assert "each model has one name" in done.err
+
+    def test_the_base_gives_way_to_a_run_of_its_name(self, folders) -> None:
+        models = select([], [f"base={folders / 'one'}"]).models
+        assert [(name, bool(each.adapter)) for name, each in models.items()] == [
+            ("base", True),
+            ("base-base", False),
+        ]
 
     @pytest.mark.parametrize("given", ["one", "=x", "a b=x", "a=", "../x=y", "\ud800=x"])
     def test_a_name_must_be_usable(self, vox, given) -> None:

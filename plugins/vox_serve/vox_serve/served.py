@@ -260,7 +260,8 @@ def select(
         _require_one_quant(adapted)
     if len(adapted) == len(models):
         base = replace(source, base=replace(source.base, templated=None), adapter=None)
-        _add(models, base.base.id, base)
+        own = base.base.id
+        _add(models, f"{own}-base" if own in models else own, base)
     return Selection(source, models, probes, named)
 
 
