@@ -416,6 +416,19 @@ def test_what_rounding_explains_is_no_fault_of_a_merge(dtype, kept, noise, refus
     assert caught.value.code == "VOX-V001"
 
 
+@pytest.mark.parametrize(("positions", "refused"), [(1, False), (3, True)])
+def test_single_tokens_may_go_to_other_experts(positions, refused):
+    """Rounding tips the choice of a router at a position or two; a fault is at every one."""
+    base, effect = np.ones((4, 50)), 0.1 * np.resize([1.0, -1.0], (4, 50))
+    merged = base + effect
+    merged[:positions] += 0.06 * np.resize([1.0, 1.0, -1.0, -1.0], (positions, 50))
+    if not refused:
+        assert prove(base, base + effect, merged, "BF16", 7).relative == 0
+        return
+    with pytest.raises(ProofError, match="does not reproduce"):
+        prove(base, base + effect, merged, "BF16", 7)
+
+
 @pytest.mark.parametrize("size", [1, 0.02], ids=["", "mostly rounded away"])
 @pytest.mark.parametrize("mutant", ["dropped", "unscaled", "one layer's v_proj dropped"])
 def test_a_merge_that_is_wrong_fails_its_proof(tiny, settings, tmp_path, monkeypatch, mutant, size):

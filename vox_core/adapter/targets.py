@@ -39,9 +39,9 @@ class HasShape(Protocol):
 # Stored by old releases of transformers, and no parameters: masks and frequencies.
 _BUFFER = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.inv_freq$")
 
-# A mixture of experts has no linear module in its feed-forward blocks, `mlp` for one: experts are
-# stacks, and PEFT takes `gate_proj` of a shared expert or of a dense block for a stack's.
-_MIXTURE = re.compile(r"([^.]+)\.(experts|router)\.")
+# Experts are stacks of matrices, and routers modules of their own. Where experts are stored one by
+# one, PEFT takes the names of their matrices for those of the stacks in other modules, too.
+_ROUTED = re.compile(r"\.(experts|router|shared_expert_gate)\.|\.gate\.(wg\.)?weight$")
 
 # Modules of multimodal models and speculative decoding beside the language model.
 _BESIDE = re.compile(r"^(model\.)?(mtp|visual|vision_tower|multi_modal_projector)\.")
@@ -101,11 +101,11 @@ def linear_modules(tensors: Mapping[str, HasShape], model_type: str) -> dict[str
     """Return every linear module by its path, output head included, in file order."""
     transposed = FAMILIES.get(model_type, Family()).transposed
     modules, names = {}, parameter_names(tensors, model_type)
-    mixtures = {found[1] for name in names if (found := _MIXTURE.search(name))}
+    taken = {it[1] for name in names if (it := re.search(r"\.experts\.\d+\.(\w+)\.weight$", name))}
     for name, tensor in names.items():
         shape, path = tensors[tensor].shape, name.removesuffix(".weight")
         is_matrix = len(shape) == 2 and path != name and not _EMBEDDING.search(name)
-        if not is_matrix or not mixtures.isdisjoint(path.split(".")):
+        if not is_matrix or _ROUTED.search(name) or path.rpartition(".")[2] in taken:
             continue
         stored_transposed = transposed and not _HEAD.match(path)
         out_features, in_features = reversed(shape) if stored_transposed else shape

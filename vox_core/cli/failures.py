@@ -134,16 +134,14 @@ def _as_vox_error(error: Exception) -> VoxError:
 def usage_error(error: click.UsageError) -> ConfigError:
     """Convert a usage error of click's to a `ConfigError`."""
     path = error.ctx.command_path if error.ctx else "vox"
-    hint = ""
     if isinstance(error, UnknownCommand):
         what, hint = error.message, _command_meant(error, path)
     elif isinstance(error, click.NoSuchOption):
         what, hint = f"unknown option {error.option_name}", _option_meant(error)
     else:
         what = error.format_message().rstrip(".").replace("\n", " ")
-        what = what[:1].lower() + what[1:]
-        if path == "vox chat" and "extra argument" in what:
-            hint = 'for one answer: vox generate RUN "…";'
+        what, chats = what[:1].lower() + what[1:], path == "vox chat" and "extra argument" in what
+        hint = 'for one answer: vox generate RUN "…";' if chats else ""
     remedy = f"{hint} see `{path} --help`".lstrip()
     return ConfigError("C006", what, where=path, remedy=remedy)
 

@@ -137,8 +137,9 @@ def load_settings(kind: type[S], flags: Mapping[str, Any], *, others: Others = N
     values = {name: value for name, (_, value) in variables.items()}
     origins = dict.fromkeys(written, str(path)) | {n: said for n, (said, _) in variables.items()}
     kept = {name: said for name, said in SOURCES.get({}).items() if name not in kind.model_fields}
-    SOURCES.set(kept | {name: said for name, said in origins.items() if name not in flags})
-    return validate(kind, _over(written, values, flags))
+    origins = {name: said for name, said in origins.items() if name not in flags}
+    SOURCES.set(kept | origins)
+    return validate(kind, _over(written, values, flags), origins)
 
 
 def _over(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,7 +195,7 @@ def read_toml() -> dict[str, dict[str, Any]]:
         ) from error
 
 
-def validate(kind: type[S], values: Mapping[str, Any]) -> S:
+def validate(kind: type[S], values: Mapping[str, Any], origins: Mapping[str, str] = {}) -> S:
     """Build a section from values.
 
     Raises:
@@ -203,7 +204,7 @@ def validate(kind: type[S], values: Mapping[str, Any]) -> S:
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        faults = [_fault(kind, detail) for detail in error.errors()]
+        faults = [_fault(kind, detail, origins) for detail in error.errors()]
     what = "the settings are not valid"
     remedy = f"correct them; `vox {kind.section} --help` shows what each setting takes"
     raise ConfigError("C002", what, where=f"vox {kind.section}", faults=faults, remedy=remedy)
@@ -286,11 +287,11 @@ def _from_environment(kind: type[Section]) -> dict[str, tuple[str, Any]]:
     return values
 
 
-def _fault(kind: type[Section], detail: ErrorDetails) -> str:
+def _fault(kind: type[Section], detail: ErrorDetails, origins: Mapping[str, str]) -> str:
     if not detail["loc"] or detail["type"] == "extra_forbidden":
         return _table_fault(kind, detail)
     key = ".".join(str(part) for part in detail["loc"] if "[" not in str(part))  # of a union
-    said = SOURCES.get({}).get(str(detail["loc"][0]).replace("-", "_"))
+    said = origins.get(str(detail["loc"][0]).replace("-", "_"))
     value = detail["input"]
     written = ", ".join(map(str, value)) if isinstance(value, tuple) else repr(value)
     return f"{kebab(key)} = {written}: {_what(detail)}" + (f" (from {said})" if said else "")

@@ -5,7 +5,7 @@ left out or scaled wrongly. `prove` compares the logits of the merged model and 
 a fixed text. Both are computed in float32 from the files on the disk, so they differ only by the
 rounding of merged weights to the output dtype. Three figures decide:
 
-    relative   ||merged - adapted|| / ||adapted||    must stay within the dtype's tolerance
+    relative   ||merged - adapted|| / ||adapted||    median of positions, within the tolerance
     effect     ||adapted - base|| / ||adapted||      zero: the adapter changes nothing
     carried    <merged - base, adapted - base> / ||adapted - base||^2
                share of the adapter's effect in the merged model: 1 without rounding, 0 if dropped
@@ -102,8 +102,9 @@ def probe_logits(
 
 
 def distance(merged_TV: Floats, other_TV: Floats) -> float:
-    """||merged - other|| / ||other||."""
-    return float(np.linalg.norm(merged_TV - other_TV) / np.linalg.norm(other_TV))
+    """The median of ||merged - other|| / ||other|| over the positions."""
+    apart_T = np.linalg.norm(merged_TV - other_TV, axis=1) / np.linalg.norm(other_TV, axis=1)
+    return float(np.median(apart_T))
 
 
 def carried(base_TV: Floats, adapted_TV: Floats, other_TV: Floats) -> float:

@@ -527,8 +527,8 @@ def read_plan(path: Path, flags: Mapping[str, Any]) -> PinnedPlan:
         ConfigError: C002, a setting of the plan or a flag has no value that vox takes.
     """
     then, digest = _read_exact(path)
-    planned = then["settings"].keys() - flags.keys()
-    SOURCES.set(dict.fromkeys(planned, str(path)) | {"backend": "--plan"})
+    planned = dict.fromkeys(then["settings"], str(path)) | {"backend": "--plan"}
+    SOURCES.set({name: said for name, said in planned.items() if name not in flags})
     said = validate(TrainSettings, flags)
     wrong = [f"--{kebab(name)}" for name in sorted(said.model_fields_set - {*FREE})]
     if said.resume not in (None, "auto"):
@@ -545,7 +545,7 @@ def read_plan(path: Path, flags: Mapping[str, Any]) -> PinnedPlan:
     beside = {name: getattr(said, name) for name in said.model_fields_set}
     # What has been measured since has no influence, and nothing is measured.
     values = {**then["settings"], **beside, "tune": "ignore"}
-    settings = validate(TrainSettings, values)
+    settings = validate(TrainSettings, values, SOURCES.get())
     return PinnedPlan(path, settings, then, digest)
 
 

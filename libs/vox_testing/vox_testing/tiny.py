@@ -71,7 +71,10 @@ _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _ROUTED = {**_EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1}
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen2_moe": ("qwen2_moe", {**_COMMON, **_EXPERTS, "shared_expert_intermediate_size": 24}),
+    "qwen2_moe": (  # more experts than one digit counts
+        "qwen2_moe",
+        {**_COMMON, **_EXPERTS, "num_experts": 12, "shared_expert_intermediate_size": 24},
+    ),
     "mixtral": ("mixtral", {**_COMMON, **_LOCAL}),
     "gpt_oss": ("gpt_oss", {**_COMMON, **_LOCAL, **_ALTERNATING}),
     "granitemoe": ("granitemoe", {**_COMMON, **_LOCAL}),

@@ -75,6 +75,20 @@ def test_the_file_of_experts_that_became_stacks_is_let_go(tiny):
     assert logits(kept).shape[0] == TOKENS.shape[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("leak", [0.0, 0.02])
+def test_a_document_that_sees_another_is_noticed(tiny, dtype, leak):
+    """Though rounding in the products of experts depends on how many tokens took them."""
+    model = AutoModelForCausalLM.from_pretrained(tiny("mixtral"), dtype=dtype)
+    model.model.layers[0].self_attn.o_proj.register_forward_hook(
+        lambda _module, _given, found: found + leak * found.mean(dim=1, keepdim=True)
+    )
+    loss, fault = loss_of(model, "cpu")
+    assert isinstance(loss, Together) == (leak == 0.0), fault
+    assert leak == 0.0 or "a document changes the next one" in str(fault)
+    assert model.config._experts_implementation != "vox_rows"
+
+
 @mixtures
 def test_documents_end_to_end(tiny, family):
     """But for attention sinks, which `vox_torch.attention` has not got."""

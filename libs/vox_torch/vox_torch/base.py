@@ -77,11 +77,11 @@ def _load_plain(folder: Path, dtype: DType, device: str) -> PreTrainedModel:
             faults=missing,
             remedy="fetch the model again, whole",
         )
-    _let_go_of_experts(model)
+    _unmap_beside_experts(model)
     return model
 
 
-def _let_go_of_experts(model: PreTrainedModel) -> None:
+def _unmap_beside_experts(model: PreTrainedModel) -> None:
     """Copy the other parameters of a mixture, so that its files are no longer mapped.
 
     A mapping is of a whole file: with one parameter in it, experts that became stacks would be in

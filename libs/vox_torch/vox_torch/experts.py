@@ -10,6 +10,7 @@ Shape legend: E experts, O output features, I input features.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,6 +125,31 @@ def read_by_expert(model: PreTrainedModel, weights: ModelWeights) -> None:
                 setattr(module, leaf, _Experts(weights, f"{path}.{leaf}"))
     if experts:
         model.set_experts_implementation("eager")
+
+
+_BY_ROW = "vox_rows"
+
+
+@contextmanager
+def row_by_row(model: PreTrainedModel) -> Iterator[None]:
+    """Compute the experts of one token at a time, so that its neighbours change no bit."""
+    if not any(experts_of(model)):
+        yield
+        return
+    import torch
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, batched_mm_experts_forward
+
+    def by_row(self: nn.Module, *given_KX: torch.Tensor) -> torch.Tensor:
+        rows = zip(*(each.split(1) for each in given_KX), strict=True)
+        return torch.cat([batched_mm_experts_forward(self, *row) for row in rows])
+
+    ALL_EXPERTS_FUNCTIONS.register(_BY_ROW, by_row)
+    own = model.config._experts_implementation
+    model.set_experts_implementation(_BY_ROW)
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(own)
 
 
 class _Experts:

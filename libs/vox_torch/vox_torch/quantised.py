@@ -27,10 +27,10 @@ from torch.nn import functional
 
 from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import Quant
+from vox_core.weights import WeightFolder
 from vox_formats.quant import BLOCK, LEAST_SCALE, LEVELS, SCALE_BLOCK, pack_scales, scale_levels
 from vox_torch.arrays import as_tensor
 from vox_torch.base import fill_buffers, fill_parameters, stored_names, without_weights
-from vox_torch.experts import model_weights
 from vox_torch.functions import BlockLinear, FrozenLinear
 from vox_torch.libraries import import_bitsandbytes
 from vox_torch.memory import no_holes
@@ -247,8 +247,7 @@ def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) 
     Raises:
         ModelError: M002, transformers cannot build this model or its weights do not fit.
     """
-    model = without_weights(folder, dtype)
-    weights = model_weights(model, folder)
+    model, weights = without_weights(folder, dtype), WeightFolder(folder)
     names = stored_names(model, weights)
     reached = quantised_modules(weights.tensors, model.config.model_type, quant)
     with no_holes():

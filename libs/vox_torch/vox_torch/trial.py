@@ -17,7 +17,7 @@ import torch
 
 from vox_core.contract import Batch
 from vox_torch.attention import DOCUMENTS, register
-from vox_torch.experts import experts_of
+from vox_torch.experts import row_by_row
 from vox_torch.forward import Loss, Padded, Together
 from vox_torch.memory import is_out_of_memory
 
@@ -31,8 +31,8 @@ NOT_UNDERSTOOD = (RuntimeError, TypeError, ValueError, LookupError, AttributeErr
 """What a model raises that does not expect documents end to end."""
 
 # Tolerance of a document's hidden states when the document before it changes. Only the position of
-# other rows in the same products changes; no bit was observed to change. In a mixture of experts
-# the number of rows of each expert's product changes, and so the order of its sums.
+# other rows in the same products changes; no bit was observed to change. (In a mixture of experts
+# their number changes as well, for each expert, so here each row has products of its own.)
 _INDEPENDENT = 1.0  # units of the dtype's roundoff
 
 # Relative tolerance between the hidden states of both layouts, which differ in the order of sums.
@@ -80,7 +80,7 @@ def _fault(padded: Padded, together: Together, base: PreTrainedModel, own: str) 
     """
     vocabulary = base.config.get_text_config().vocab_size
     try:
-        with torch.no_grad():
+        with torch.no_grad(), row_by_row(base):
             return _disagreement(padded, together, base, own, vocabulary)
     except NOT_UNDERSTOOD as error:
         if is_out_of_memory(error):
@@ -96,9 +96,9 @@ def _disagreement(
     after_another_KH = together.hidden(_two_documents(vocabulary, first=104729))
     if fault := window_untold(base, together.windows):
         return fault
-    independent = _INDEPENDENT * torch.finfo(base.dtype).eps
+    roundoff = torch.finfo(base.dtype).eps
     moved = relative_distance(after_another_KH[_FIRST:], found_KH[_FIRST:])
-    if moved > (tolerance(base) if any(experts_of(base)) else independent):
+    if moved > _INDEPENDENT * roundoff:
         return f"a document changes the next one by {moved:.1e}"
     base.set_attn_implementation(own)
     distance = relative_distance(found_KH, padded.hidden(_two_documents(vocabulary)))

@@ -425,13 +425,13 @@ def push(upload: Upload, *, public: bool = False) -> Pushed:
 
 
 def _is_private(api: HfApi, base: str | None) -> bool:
-    """Whether the hub says that a base model is private; it hides those that the user may not
-    read."""
-    from huggingface_hub.errors import RepositoryNotFoundError
+    """Whether the hub says that a base model is private; False if it does not say, as of those that
+    the user may not read."""
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         return bool(base and api.model_info(base).private)
-    except RepositoryNotFoundError:
+    except HfHubHTTPError:
         return False
 
 

@@ -30,7 +30,7 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 _HEADS = ("num_attention_heads", "n_head", "num_heads")
 _ACTIVATION = ("hidden_act", "hidden_activation", "activation_function")
 _EXPERTS = re.compile(r"\.(experts|router)\.")
-_TAKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+_TAKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
 _OF_AN_EXPERT = ("moe_intermediate_size", "intermediate_size")
 _UP = re.compile(r"\.(up_proj|w3)\.weight$")
 
