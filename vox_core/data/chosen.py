@@ -280,7 +280,7 @@ def _require_rated(train: CheckedRows, policy: DataPolicy) -> None:
         "rows have no rating, and nothing says what becomes of them",
         where=", ".join(str(RowPlace(file.path)) for file, rows in files if rows),
         found=f"{sum(unrated):,} of {len(train):,} rows without a rating",
-        remedy="say --unrated keep, or --unrated drop",
+        remedy="rate these rows, or say --unrated keep or --unrated drop",
     )
 
 

@@ -292,7 +292,7 @@ def test_of_experts_those_count_that_a_token_takes() -> None:
     config = {**CONFIG, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": WIDE}
     model = read_architecture(llama(**experts), {**config, "hidden_size": H})
     dense = 3 * WIDE  # beside them, and as frozen
-    assert model.layers[0].mixed == 2 * (3 * WIDE + H) + dense
+    assert model.layers[0].feed_forward == 2 * (3 * WIDE + H) + dense
     assert split_bytes(model, "bf16")[0] == 2 * (H * (2 * Q + 2 * KV) + 5 * 3 * H * WIDE)
 
 

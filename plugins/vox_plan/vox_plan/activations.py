@@ -78,7 +78,7 @@ def kept_by_layer(
 ) -> Elements:
     """Count the activations that a layer keeps; `fused`: its norms and feed-forwards are, and of
     the adapters those in `lora`."""
-    total = _kept_by_norms(model, layer, fused).plus(Elements(compute=layer.mixed))
+    total = _kept_by_norms(model, layer, fused).plus(Elements(compute=layer.feed_forward))
     for block in _blocks(model, layer):
         total = total.plus(_kept_by_block(model, block, adapted, fused, lora))
         total = total.plus(_kept_by_state(model, block))
@@ -88,7 +88,7 @@ def kept_by_layer(
 def working_of_layer(model: Architecture, layer: Layer) -> Elements:
     """Count a layer's temporary gradients in the backward pass: those of its largest block, and of
     the residual stream."""
-    widest = max(layer.mixed, *map(_width, _blocks(model, layer)), 0)
+    widest = max(layer.feed_forward, *map(_width, _blocks(model, layer)), 0)
     return Elements(compute=widest + 2 * model.hidden)
 
 

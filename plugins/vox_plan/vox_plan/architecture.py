@@ -30,9 +30,15 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 _HEADS = ("num_attention_heads", "n_head", "num_heads")
 _ACTIVATION = ("hidden_act", "hidden_activation", "activation_function")
 _EXPERTS = re.compile(r"\.(experts|router)\.")
-_TAKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
-_OF_AN_EXPERT = ("moe_intermediate_size", "intermediate_size")
-_UP = re.compile(r"\.(up_proj|w3)\.weight$")
+_PER_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "top_k_experts",
+    "moe_topk",
+    "moe_k",
+)
+_EXPERT_WIDTH = ("moe_intermediate_size", "intermediate_size")
+_UP_PROJ = re.compile(r"\.(up_proj|w3)\.weight$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +57,14 @@ class Layer:
     Args:
         linear: path of each linear module -> its shape.
         norms: path of each norm -> its width and kind.
-        mixed: numbers a token that the feed-forward of a mixture of experts keeps, in the compute
-            dtype: that of its experts, of shared ones, or of a dense layer.
+        feed_forward: numbers a token that the frozen feed-forward of a mixture of experts keeps, in
+            the compute dtype: of the experts that a token takes, of shared ones, of a dense layer.
         matrices: elements of all that `--shard` splits, experts included.
     """
 
     linear: Mapping[str, ModuleShape]
     norms: Mapping[str, Norm]
-    mixed: int = 0
+    feed_forward: int = 0
     matrices: int = 0
 
 
@@ -178,9 +184,10 @@ def _layers(
         if _NORM.search(path.rpartition(".")[2]):
             norms[found[1]][path] = Norm(shape[0], f"{path}.bias" in names)
     ordered = sorted(modules, key=lambda layer: int(layer.rpartition(".")[2]))
-    mixed = _mixed(text, linear, {name: tensors[tensor].shape for name, tensor in names.items()})
+    shapes = {name: tensors[tensor].shape for name, tensor in names.items()}
+    frozen = _feed_forward(text, linear, shapes)
     return tuple(
-        Layer(modules[layer], norms[layer], mixed.get(layer, 0), matrices[layer])
+        Layer(modules[layer], norms[layer], frozen.get(layer, 0), matrices[layer])
         for layer in ordered
     )
 
@@ -206,7 +213,7 @@ def _state(config: Mapping[str, Any]) -> State | None:
     return State(*(_number(config, (name,)) for name in names))
 
 
-def _mixed(
+def _feed_forward(
     text: Mapping[str, Any], linear: Collection[str], shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, int]:
     """Count what the feed-forward of each layer of a mixture of experts keeps; all of it is frozen.
@@ -214,16 +221,16 @@ def _mixed(
     For each expert that a token takes, transformers keeps gate and up, the non-linearity of the
     gate, and the result before it is weighted.
     """
-    hidden, width = _number(text, _HIDDEN), _number(text, _OF_AN_EXPERT)
-    mixed: dict[str, int] = {}
+    hidden, width = _number(text, _HIDDEN), _number(text, _EXPERT_WIDTH)
+    kept: dict[str, int] = {}
     has_experts = set[str]()
     for name, shape in shapes.items():
         if not (found := _LAYER.match(name)):
             continue
         if _EXPERTS.search(name):
             has_experts.add(found[1])
-        elif _UP.search(name) and name.removesuffix(".weight") not in linear:
-            mixed[found[1]] = mixed.get(found[1], 0) + 3 * shape[0]
+        elif _UP_PROJ.search(name) and name.removesuffix(".weight") not in linear:
+            kept[found[1]] = kept.get(found[1], 0) + 3 * shape[0]
     for layer in has_experts:
-        mixed[layer] = mixed.get(layer, 0) + _number(text, _TAKEN) * (3 * width + hidden)
-    return mixed
+        kept[layer] = kept.get(layer, 0) + _number(text, _PER_TOKEN) * (3 * width + hidden)
+    return kept
