@@ -49,6 +49,7 @@ def test_from_a_checkout_with_its_library(world: World) -> None:
     assert world.versions() == {"vox_t_lib": "1.0"}
 
 
+@pytest.mark.long
 def test_from_a_folder_of_wheels_with_the_network_off(world: World) -> None:
     library = world.wheel({**LIBRARY, "version": "1.0"})
     first = world.wheel(plugin("good", "1.0", ["vox-t-lib"]))

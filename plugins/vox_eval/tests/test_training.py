@@ -167,7 +167,8 @@ train(TrainSettings.model_validate_json(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("number", [8, pytest.param(13, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [8, 13])
 def test_a_killed_run_completes_its_evaluations(settings, whole, number) -> None:
     """Killed after the second step, whose checkpoint is there, or after the last."""
     given = settings().model_dump_json(include=settings().model_fields_set)
