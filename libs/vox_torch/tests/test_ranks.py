@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from vox_core.cli import root
 from vox_core.errors import ConfigError
+from vox_testing.tiny import make_model
 
 VOX = (sys.executable, "-m", "vox_core.cli")
 QUICK = (
@@ -160,6 +161,16 @@ def test_three_processes_train_what_one_trains(forked, tmp_path):
         assert numbers(tmp_path / name) == numbers(tmp_path / "one")
         assert weights(tmp_path / name) == weights(tmp_path / "one")
         assert answers(tmp_path / name) == answers(tmp_path / "one")
+
+
+@forks
+@pytest.mark.long
+def test_three_processes_split_a_mixture_of_experts(forked, tmp_path):
+    """Bit for bit, its experts read from the files one by one."""
+    model = ("--model", make_model("qwen2_moe", tmp_path / "mixture"))
+    forked([("one", *ADAPTER, *model)], [("split", *ADAPTER, *model, "--shard")])
+    assert numbers(tmp_path / "split") == numbers(tmp_path / "one")
+    assert weights(tmp_path / "split") == weights(tmp_path / "one")
 
 
 @forks
