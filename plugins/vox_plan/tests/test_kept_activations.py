@@ -42,6 +42,7 @@ PROFILE = MemoryProfile(
     activations=1.0,
     padded_rows=False,
     fused=parse_manifest(MANIFEST.read_text(), MANIFEST).memory.fused,
+    in_process=True,
 )
 
 
@@ -123,6 +124,21 @@ def test_of_each_family(
     folder = make_model(family, tmp_path / "base")
     plan = replace(jobs.plan(folder, method=method, dropout=dropout), dtype=dtype)
     assert counted(folder, plan) == pytest.approx(kept(folder, plan), rel=0.1)
+
+
+def test_keys_wider_than_values_keep_their_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch has no kernel for them on a CPU; copies of queries and keys are not counted."""
+    monkeypatch.setattr(attention, "_bf16_without_amx", lambda: False)
+    latent = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+    heads = {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4}
+    groups = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0}
+    settings = {**MIXTURES["glm4_moe"][1], **latent, **heads, **groups}
+    monkeypatch.setitem(MIXTURES, "deepseek", ("deepseek_v3", settings))
+    folder = make_model("deepseek", tmp_path / "base")
+    plan = replace(jobs.plan(folder), dtype="bf16")
+    assert 0.8 * kept(folder, plan) < counted(folder, plan) < kept(folder, plan)
 
 
 def test_attention_by_products_keeps_a_little_less(
