@@ -243,7 +243,8 @@ def test_merge_shows_its_proof(vox, monkeypatch) -> None:
     assert done.out.splitlines() == [
         "merged    whole",
         "base      m, 14 modules changed",
-        "verified  logits differ from base + adapter by 1.0e-04 (allowed 1.0e-02) at 32 positions",
+        "verified  logits differ from base + adapter by 1.0e-04 (allowed 1.0e-02), median of 32 "
+        "positions",
         "adapter   changes the logits by 3.0e-01; 83% of that survives rounding to bf16 "
         "(--dtype fp32 keeps all of it)",
         "next: vox chat whole",

@@ -41,7 +41,7 @@ def _show(report: MergeReport) -> None:
         "merged": str(report.out),
         "base": f"{report.base}, {report.modules} modules changed",
         "verified": f"logits differ from base + adapter by {proof.relative:.1e} "
-        f"(allowed {proof.tolerance:.1e}) at {proof.positions} positions",
+        f"(allowed {proof.tolerance:.1e}), median of {proof.positions} positions",
         "adapter": f"changes the logits by {proof.adapter_effect:.1e}; {_kept(proof)}",
     }
     if proof.from_trained is not None:
