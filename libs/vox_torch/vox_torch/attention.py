@@ -191,9 +191,19 @@ def sdpa(
     seen_LL: torch.Tensor | None,
     causal: bool = True,
 ) -> torch.Tensor:
-    """Return (1, H, L, D). Without a mask, `causal` aligns the first positions."""
-    from torch.nn.functional import scaled_dot_product_attention
+    """Return (1, H, L, D). Without a mask, `causal` aligns the first positions.
 
+    On a CPU torch's kernel wants keys and values of one width, and its formula for others keeps all
+    scores: the narrower ones (DeepSeek's values) get zeros.
+    """
+    from torch.nn.functional import pad, scaled_dot_product_attention
+
+    width, wide = value_1HLD.shape[-1], query_1HLD.shape[-1]
+    if query_1HLD.is_cpu and width != wide:
+        value_1HLD = pad(value_1HLD, (0, max(0, wide - width)))
+        query_1HLD, key_1HLD = (
+            pad(each, (0, max(0, width - wide))) for each in (query_1HLD, key_1HLD)
+        )
     grouped = query_1HLD.shape[1] != key_1HLD.shape[1]
     if grouped and not query_1HLD.is_cpu:
         # Grouped heads or a mask would each select the kernel that saves all scores.
@@ -201,7 +211,7 @@ def sdpa(
         key_1HLD = key_1HLD.repeat_interleave(groups, dim=1)
         value_1HLD = value_1HLD.repeat_interleave(groups, dim=1)
         grouped = False
-    return scaled_dot_product_attention(
+    found_1HLD = scaled_dot_product_attention(
         query_1HLD,
         key_1HLD,
         value_1HLD,
@@ -210,6 +220,7 @@ def sdpa(
         scale=scale,
         enable_gqa=grouped,
     )
+    return found_1HLD[..., :width]
 
 
 def capped(

@@ -7,6 +7,7 @@ streamed models, quantised.py).
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING
 from vox_core.adapter.targets import parameter_names
 from vox_core.contract import DType, Quant
 from vox_core.errors import ModelError
-from vox_core.weights import Weights
+from vox_core.weights import WeightFolder, Weights
 from vox_torch.arrays import as_tensor
-from vox_torch.experts import experts_of
+from vox_torch.experts import experts_of, model_weights
 from vox_torch.memory import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 SILENCE = threading.RLock()
 """Held while settings of the whole process silence a library."""
+_AN_EXPERT = re.compile(r"\.experts\.\d+\.")
 DTYPES: dict[DType, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -46,7 +48,8 @@ def load_base(folder: Path, dtype: DType, device: str, quant: Quant = "none") ->
         ModelError: M002, transformers cannot build this model or its weights do not fit.
     """
     if quant == "none":
-        model = _load_plain(folder, dtype, device)
+        mixture = _load_mixture(folder, torch_dtype(dtype), device)
+        model = mixture or _load_plain(folder, dtype, device)
     else:
         from vox_torch.quantised import load_quantised
 
@@ -77,20 +80,25 @@ def _load_plain(folder: Path, dtype: DType, device: str) -> PreTrainedModel:
             faults=missing,
             remedy="fetch the model again, whole",
         )
-    _unmap_beside_experts(model)
     return model
 
 
-def _unmap_beside_experts(model: PreTrainedModel) -> None:
-    """Copy the other parameters of a mixture, so that its files are no longer mapped.
+def _load_mixture(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel | None:
+    """Load a mixture whose experts are stored one by one, tensor by tensor; None of other models.
 
-    A mapping is of a whole file: with one parameter in it, experts that became stacks would be in
-    memory twice.
+    transformers maps whole files until the last tensor in them is freed: experts that have become
+    stacks would be in memory twice.
     """
-    stacks = {id(p) for _, experts in experts_of(model) for p in experts.parameters()}
-    for parameter in model.parameters() if stacks else ():
-        if parameter.is_cpu and id(parameter) not in stacks:
-            parameter.data = parameter.data.clone()
+    if not any(_AN_EXPERT.search(name) for name in WeightFolder(folder).tensors):
+        return None
+    model = without_weights(folder, dtype)
+    if not any(experts_of(model)):
+        return None
+    weights = model_weights(model, folder)
+    fill_parameters(model, weights, stored_names(model, weights), dtype, device)
+    fill_buffers(model, weights, lambda tensor: as_tensor(weights.read(tensor)).clone())
+    model.tie_weights()
+    return model
 
 
 @contextmanager

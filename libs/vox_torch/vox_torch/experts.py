@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-_JOINED = ([], ["MergeModulelist"], ["MergeModulelist", "Concatenate"])
-"""What transformers does with the tensors of a stack: experts, and within each the rows."""
-
 
 @dataclass(frozen=True)
 class ModelWeights(Weights):
@@ -78,6 +75,8 @@ def _as_modelled(
     """Return parameter -> tensor of those that have another name, and the stacks."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
+        Concatenate,
+        MergeModulelist,
         WeightConverter,
         WeightRenaming,
         dot_natural_key,
@@ -86,12 +85,10 @@ def _as_modelled(
 
     rules = get_model_conversion_mapping(model)
     renames = [rule for rule in rules if isinstance(rule, WeightRenaming)]
-    joins = [
-        rule
-        for rule in rules
-        if isinstance(rule, WeightConverter)
-        and [type(each).__name__ for each in rule.operations] in _JOINED
-    ]
+    # A stack has the experts' tensors, or first those whose rows follow one another, joined.
+    joined = ([MergeModulelist], [MergeModulelist, Concatenate])
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    joins = [rule for rule in converters if [type(op) for op in rule.operations] in joined]
     order = [source for rule in joins for source in rule.source_patterns]
     names, found = dict[str, str](), dict[str, dict[str, list[str]]]()
     for tensor in sorted(tensors, key=dot_natural_key):

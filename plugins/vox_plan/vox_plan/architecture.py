@@ -30,7 +30,6 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 _HEADS = ("num_attention_heads", "n_head", "num_heads")
 _ACTIVATION = ("hidden_act", "hidden_activation", "activation_function")
 _EXPERTS = re.compile(r"\.(experts|router)\.")
-_KEY = ("qk_nope_head_dim", "qk_rope_head_dim")
 _PER_TOKEN = (
     "num_experts_per_tok",
     "num_experts_per_token",
@@ -97,7 +96,6 @@ class Architecture:
             rows; None if there are none.
         softcap: scores of attention are soft-capped, so that they exist as a matrix.
         sinks: so they do beside attention sinks.
-        unequal: keys and values have different widths, for which torch has no kernel on a CPU.
     """
 
     hidden: int
@@ -112,7 +110,6 @@ class Architecture:
     state: State | None = None
     softcap: bool = False
     sinks: bool = False
-    unequal: bool = False
     model_type: str = ""
 
     def packed(self, tensor: str, quant: Quant) -> tuple[Quant, int] | None:
@@ -156,7 +153,6 @@ def read_architecture(
         state=_state(text),
         softcap=bool(text.get("attn_logit_softcapping")),
         sinks=any(name.endswith(".sinks") for name in names),
-        unequal=sum(_number(text, (key,)) for key in _KEY) != _number(text, ("v_head_dim",)),
     )
 
 

@@ -206,6 +206,8 @@ def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Pred
     if demand.method == "full":
         gradients = _gradients(model, demand)
         transients = max(transients, gradients - activations)
+    if BYTES[demand.dtype] < 4:
+        transients = max(transients, _widened(model) - activations)
     weights = weight_bytes(model, demand.quant, demand.dtype)
     if demand.shards > 1:
         split, trained = split_bytes(model, demand.dtype), _split_trained(model, demand)
@@ -226,6 +228,12 @@ def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Pred
         reference=demand.reference,
         kept=demand.kept,
     )
+
+
+def _widened(model: Architecture) -> int:
+    """Bytes of a layer's experts in float32, which the check of the fast path computes with before
+    the first step (vox_torch/reference_check.py)."""
+    return 4 * max((layer.matrices for layer in model.layers if layer.feed_forward), default=0)
 
 
 def trained_tensors(model: Architecture, demand: Demand) -> Iterator[int]:
@@ -271,7 +279,7 @@ def _of_a_step(model: Architecture, demand: Demand, profile: MemoryProfile) -> t
     """(activations, transients)."""
     laid, number = _laid(model, demand, profile), BYTES[demand.dtype]
     layers = [
-        _kept(model, layer, demand, laid, profile)
+        _kept(model, layer, demand, laid, model.model_type in profile.fused)
         for layer in _layers_with_gradients(model, demand)
     ]
     # The last norm's input and what it gives; where trained, that and its gradient.
@@ -301,20 +309,17 @@ def _layers_with_gradients(model: Architecture, demand: Demand) -> Sequence[Laye
     return ()
 
 
-def _kept(
-    model: Architecture, layer: Layer, demand: Demand, laid: int, profile: MemoryProfile
-) -> float:
-    number, fused = BYTES[demand.dtype], model.model_type in profile.fused
+def _kept(model: Architecture, layer: Layer, demand: Demand, laid: int, fused: bool) -> float:
+    number = BYTES[demand.dtype]
     adapted = () if demand.dropout else demand.modules  # which reads what dropout left
     trained = [p for p, m in layer.linear.items() if p in adapted or m.tensor in demand.saved]
     lora = adapted if demand.method in ("lora", "rslora") else ()
     kept = kept_by_layer(model, layer, trained, fused=fused, lora=lora).bytes(number)
     kept += number * kept_beside(layer, demand.modules, demand.method == "dora", demand.dropout)
     # Soft-capped scores are kept as a matrix: tanh and weights in the compute dtype, the softmax in
-    # float32 (transformers' eager attention, and vox_torch/attention.py). Beside sinks, and by
-    # torch's own formula where it has no kernel, these are the scores and their weights.
-    as_matrices = model.sinks or (model.unequal and profile.in_process)
-    score = 2 * number + 4 if model.softcap else 2 * number if as_matrices else 0
+    # float32 (transformers' eager attention, and vox_torch/attention.py); beside sinks, the scores
+    # and their weights.
+    score = 2 * number + 4 if model.softcap else 2 * number if model.sinks else 0
     return laid * (kept + model.heads * demand.batch.longest * score)
 
 
