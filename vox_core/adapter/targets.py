@@ -26,7 +26,7 @@ ALL_LINEAR = "all-linear"
 BASE = ".base_layer"  # in PEFT's names of the base's own weights, saved beside a head's update
 _EMBEDDING = re.compile(r"(^|\.)(embed\w*|\w*_embed\w*|wte|wpe|word_embeddings)\.weight$")
 _HEAD = re.compile(r"^(lm_head|embed_out|output)$")
-_TOKENS = re.compile(r"(^|\.)(embed_tokens|embed_in|word_embeddings|wte)\.weight$")
+_TOKENS = re.compile(r"(^|\.)(embed_tokens|embed_in|embeddings|word_embeddings|wte)\.weight$")
 
 
 class HasShape(Protocol):
@@ -42,6 +42,7 @@ _BUFFER = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.inv_freq$")
 # Experts are stacks of matrices, and routers modules of their own. Where experts are stored one by
 # one, PEFT takes the names of their matrices for those of the stacks in other modules, too.
 _ROUTED = re.compile(r"\.(experts|router|shared_expert_gate)\.|\.gate\.(wg\.)?weight$")
+_AN_EXPERT = re.compile(r"\.experts\.\d+\.(\w+)\.weight$")
 
 # Modules of multimodal models and speculative decoding beside the language model.
 _BESIDE = re.compile(r"^(model\.)?(mtp|visual|vision_tower|multi_modal_projector)\.")
@@ -69,6 +70,7 @@ _QWEN3_5 = Family(
 
 FAMILIES: dict[str, Family] = {
     "gpt2": Family(renames=((r"^(?=(h|wte|wpe|ln_f)\.)", "transformer."),), transposed=True),
+    "nemotron_h": Family(renames=((r"^backbone\.", "model."),)),
     "gpt_neox": Family(renames=((r"^embed_out\.", "lm_head."),)),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_text": _QWEN3_5,
@@ -101,7 +103,7 @@ def linear_modules(tensors: Mapping[str, HasShape], model_type: str) -> dict[str
     """Return every linear module by its path, output head included, in file order."""
     transposed = FAMILIES.get(model_type, Family()).transposed
     modules, names = {}, parameter_names(tensors, model_type)
-    taken = {it[1] for name in names if (it := re.search(r"\.experts\.\d+\.(\w+)\.weight$", name))}
+    taken = {it[1] for name in names if (it := _AN_EXPERT.search(name))}
     for name, tensor in names.items():
         shape, path = tensors[tensor].shape, name.removesuffix(".weight")
         is_matrix = len(shape) == 2 and path != name and not _EMBEDDING.search(name)
@@ -190,6 +192,18 @@ def quantised_modules(
     else:
         reached = {path: module for path, module in linear.items() if not _HEAD.match(path)}
     return {path: module for path, module in reached.items() if not _BESIDE.match(path)}
+
+
+def experts(tensors: Mapping[str, HasShape], model_type: str) -> list[str]:
+    """Return the tensors of a mixture's experts: a matrix of one, or a stack with one for each."""
+
+    def holds_some(name: str, shape: tuple[int, ...]) -> bool:
+        # A convolution and positions (1, T, C) are no stacks.
+        is_stack = len(shape) == 3 and min(shape) > 1 and "conv" not in name
+        return (is_stack or bool(_AN_EXPERT.search(name))) and not is_beside(name)
+
+    names = parameter_names(tensors, model_type)
+    return [tensor for name, tensor in names.items() if holds_some(name, tensors[tensor].shape)]
 
 
 def format_of(path: str, quant: Quant) -> Quant:

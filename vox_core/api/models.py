@@ -9,6 +9,7 @@ from vox_core.adapter.peft import (
     write_tensors as write_tensors,
 )
 from vox_core.adapter.targets import (
+    experts as experts,
     linear_modules as linear_modules,
     parameter_names as parameter_names,
     quantised_modules as quantised_modules,

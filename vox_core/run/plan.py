@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vox_core.adapter.targets import (
     HasShape,
+    experts,
     format_of,
     leaf_names,
     linear_modules,
@@ -36,7 +37,7 @@ from vox_core.data.audit import vocabulary_of
 from vox_core.data.batching import steps_for
 from vox_core.data.rows import learns_from_answers
 from vox_core.errors import PlanError
-from vox_formats.quant import CODECS
+from vox_formats.quant import CODECS, MLX_FORMATS
 
 if TYPE_CHECKING:
     from vox_core.config import TrainSettings
@@ -73,17 +74,15 @@ def settled_quant(asked: Quant, stored: Quant) -> Quant:
 def require_no_experts(
     quant: Quant, config: Mapping[str, Any], tensors: Mapping[str, HasShape]
 ) -> None:
-    """Refuse to quantise a mixture of experts (P001): the libraries reach linear layers and leave
-    the experts, which are most of such a model, as they are."""
-    if quant == "none" or (found := find_experts(config, tensors)) is None:
-        return
-    raise PlanError(
-        "P001",
-        "a mixture of experts cannot be quantised: its experts would stay as they are",
-        where=f"quantisation {quant}",
-        found=found,
-        remedy="leave out --quant; of files that are quantised, name the full-precision model",
-    )
+    """Refuse a mixture in MLX's formats, which leave experts, most of it, as they are (P001)."""
+    if quant in MLX_FORMATS and (found := find_experts(config, tensors)):
+        raise PlanError(
+            "P001",
+            f"a mixture of experts cannot be quantised to {quant}",
+            where=f"quantisation {quant}",
+            found=found,
+            remedy="choose nf4 or int8; of files in this format, name the full-precision model",
+        )
 
 
 def make_plan(
@@ -347,12 +346,8 @@ def find_experts(config: Mapping[str, Any], tensors: Mapping[str, HasShape]) -> 
     for key, value in {**config, **text_config(config)}.items():
         if _HOW_MANY_EXPERTS.search(key) and isinstance(value, int) and value > 0:
             return f"{key} = {value} in config.json"
-    for name, shape in ((name, tensor.shape) for name, tensor in tensors.items()):
-        # Several matrices; a convolution's weights, and positions (1, T, C), are not.
-        is_stack = len(shape) == 3 and min(shape) > 1 and "conv" not in name
-        if is_stack or "experts." in name:
-            return f"{name} {list(shape)}"
-    return None
+    found = experts(tensors, str(config.get("model_type")))
+    return f"{found[0]} {list(tensors[found[0]].shape)}" if found else None
 
 
 def _owner_in(parameter: str, modules: tuple[str, ...]) -> bool:

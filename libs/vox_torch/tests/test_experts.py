@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from vox_core.adapter.targets import linear_modules
 from vox_core.errors import ModelError
@@ -90,8 +90,30 @@ def test_a_document_that_sees_another_is_noticed(tiny, dtype, leak):
 
 
 @mixtures
-def test_documents_end_to_end(tiny, family):
+@pytest.mark.parametrize("quant", ["none", "nf4"])
+def test_documents_end_to_end(tiny, family, quant):
     """But for attention sinks, which `vox_torch.attention` has not got."""
-    model = AutoModelForCausalLM.from_pretrained(tiny(family), dtype=torch.float32)
+    model = load_base(tiny(family), "fp32", "cpu", quant)
     loss, fault = loss_of(model, "cpu")
     assert isinstance(loss, Together) == (family != "gpt_oss"), fault
+
+
+def test_of_quantised_experts_no_weight_is_kept_for_the_backward_pass(tiny):
+    model = load_base(tiny("mixtral"), "fp32", "cpu", "nf4")
+    experts = model.model.layers[0].mlp.experts
+    x_XH = torch.ones(6, model.config.hidden_size, requires_grad=True)
+    chosen_XK = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [0, 2], [1, 3]])
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y_XH = experts(x_XH, chosen_XK, torch.full((6, 2), 0.5))
+    config = model.config
+    assert 0 < max(each.numel() for each in kept) < config.hidden_size * config.intermediate_size
+    (gradient,) = torch.autograd.grad(y_XH.sum(), x_XH)
+    assert gradient.abs().min() > 0
+
+
+def test_experts_in_a_loop_of_the_familys_own_are_not_quantised(tmp_path):
+    config = AutoConfig.for_model("llama4_text", **MIXTURES["mixtral"][1])
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="cannot be quantised"):
+        load_base(tmp_path, "fp32", "cpu", "nf4")

@@ -11,9 +11,10 @@ from libs.vox_torch.tests.jobs import batch, documents, losses, plan, start, ste
 
 from vox_core.contract import LoadJob
 from vox_core.errors import ModelError
-from vox_core.weights import numpy_dtype
+from vox_core.run.hf_checkpoint import as_trained, plain_copy
+from vox_core.weights import WeightFolder, numpy_dtype
 from vox_formats.quant import CODECS, LEVELS
-from vox_testing.tiny import FAMILIES, VOCABULARY, make_model
+from vox_testing.tiny import FAMILIES, MIXTURES, VOCABULARY, make_model
 from vox_torch.arrays import as_tensor
 from vox_torch.base import load_base
 from vox_torch.inject import attach
@@ -150,26 +151,18 @@ def test_what_a_packed_weight_takes(quant, bits):
         pytest.param(family, quant, marks=[pytest.mark.long] * (family != "llama"))
         if quant == "nf4-single"
         else (family, quant)
-        for family in FAMILIES
+        for family in (*FAMILIES, *MIXTURES)
         for quant in (*QUANTS, "nf4-embeddings")
     ],
 )
 def test_every_family_trains_on_the_very_weights_of_the_reference(tiny, tmp_path, family, quant):
-    """Against a plain model whose linear layers hold what the format leaves."""
-    from vox_core.adapter.targets import format_of, quantised_modules
-    from vox_core.weights import WeightFolder
-
+    """Against a plain model whose weights are what the format leaves of them."""
     folder = tiny(family)
-    stored = WeightFolder(folder)
     kind = json.loads((folder / "config.json").read_text())["model_type"]
-    plain = load_base(folder, "fp32", "cpu")
-    for path, shape in quantised_modules(stored.tensors, kind, quant).items():
-        W = stored.read(shape.tensor)
-        codec = CODECS[format_of(path, quant)]
-        left = codec.round_trip(W.T if shape.transposed else W)
-        plain.get_submodule(path).weight.data = torch.from_numpy(
-            np.ascontiguousarray(left.T if shape.transposed else left)
-        )
+    with plain_copy(
+        as_trained(WeightFolder(folder), quant, kind, "fp32"), tmp_path / "model"
+    ) as copy:
+        plain = load_base(copy, "fp32", "cpu")
     found, expected = [], []
     for model, into in ((load_base(folder, "fp32", "cpu", quant), found), (plain, expected)):
         adapted = attach(model, start(folder, plan(folder)).adapter)

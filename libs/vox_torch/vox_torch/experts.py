@@ -43,6 +43,13 @@ class ModelWeights(Weights):
             return self.read(name)[number]
         return np.concatenate([self.read(each) for each in self.stacks[name][number]])
 
+    def matrices(self, name: str) -> Iterator[list[NDArray[Any]]]:
+        """Yield for each expert of a tensor (E, O, I) what the files have of it, in order of O."""
+        if name in self.stacks:
+            yield from ([self.read(part) for part in parts] for parts in self.stacks[name])
+        else:
+            yield from ([W_OI] for W_OI in self.read(name))
+
 
 def model_weights(model: PreTrainedModel, folder: Path) -> ModelWeights:
     """Open the weights of `folder`.
@@ -124,6 +131,8 @@ def read_by_expert(model: PreTrainedModel, weights: ModelWeights) -> None:
         model.set_experts_implementation("eager")
 
 
+PACKED = "vox_packed"
+"""Name of the loop over quantised experts (quantised.py), for transformers."""
 _BY_ROW = "vox_rows"
 
 
@@ -136,12 +145,14 @@ def row_by_row(model: PreTrainedModel) -> Iterator[None]:
     import torch
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, batched_mm_experts_forward
 
+    own = model.config._experts_implementation
+    of_a_row = ALL_EXPERTS_FUNCTIONS[own] if own == PACKED else batched_mm_experts_forward
+
     def by_row(self: nn.Module, *given_KX: torch.Tensor) -> torch.Tensor:
         rows = zip(*(each.split(1) for each in given_KX), strict=True)
-        return torch.cat([batched_mm_experts_forward(self, *row) for row in rows])
+        return torch.cat([of_a_row(self, *row) for row in rows])
 
     ALL_EXPERTS_FUNCTIONS.register(_BY_ROW, by_row)
-    own = model.config._experts_implementation
     model.set_experts_implementation(_BY_ROW)
     try:
         yield

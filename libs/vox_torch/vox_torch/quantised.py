@@ -17,20 +17,23 @@ Shape legend: O output features, I input features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from vox_core.adapter.targets import format_of, quantised_modules
+from vox_core.adapter.targets import experts, format_of, quantised_modules
 from vox_core.contract import Quant
-from vox_core.weights import WeightFolder
+from vox_core.errors import ModelError
+from vox_core.weights import WeightFolder, Weights
 from vox_formats.quant import BLOCK, LEAST_SCALE, LEVELS, SCALE_BLOCK, pack_scales, scale_levels
 from vox_torch.arrays import as_tensor
 from vox_torch.base import fill_buffers, fill_parameters, stored_names, without_weights
+from vox_torch.experts import PACKED, ModelWeights, experts_of, model_weights
 from vox_torch.functions import BlockLinear, FrozenLinear
 from vox_torch.libraries import import_bitsandbytes
 from vox_torch.memory import no_holes
@@ -241,27 +244,106 @@ def pack(W_OI: torch.Tensor, quant: Quant, dtype: torch.dtype, device: str) -> P
     return Nf4(W_OI, dtype, double=quant == "nf4")
 
 
+class PackedExperts:
+    """Stands for a parameter (E, O, I) of a mixture: the matrices of each expert, packed as the
+    files have them.
+
+    Args:
+        experts: for each expert the matrices whose rows follow one another, as gate and up.
+        transposed: they are (I, O), as gpt-oss has them.
+    """
+
+    def __init__(self, experts: Sequence[Sequence[Packed]], *, transposed: bool) -> None:
+        self._experts, self._transposed = experts, transposed
+
+    def linear(self, number: int, x_XI: torch.Tensor) -> torch.Tensor:
+        """Return x W^T of one expert."""
+        parts = [FrozenLinear.apply(x_XI, self._weight(it), None) for it in self._experts[number]]
+        return torch.cat(parts, dim=-1)
+
+    def _weight(self, packed: Packed) -> Callable[[], torch.Tensor]:
+        return (lambda: packed.weight().T) if self._transposed else packed.weight
+
+
+def packed_forward(
+    module: Any, hidden_XH: torch.Tensor, chosen_XK: torch.Tensor, weights_XK: torch.Tensor
+) -> torch.Tensor:
+    """Return the weighted sum (X, H) of what K experts make of each token, as `forward` of
+    transformers' classes of experts; one expert at a time, so that one weight is dequantised."""
+    order_S = chosen_XK.flatten().argsort(stable=True)
+    counts = chosen_XK.flatten().bincount(minlength=module.num_experts).tolist()
+    parts = hidden_XH[order_S // chosen_XK.shape[1]].split(counts)
+    y_SH = torch.cat([_expert(module, e, x_NH) for e, x_NH in enumerate(parts) if len(x_NH)])
+    y_XKH = y_SH[order_S.argsort()].view(*chosen_XK.shape, -1)
+    return (y_XKH * weights_XK[..., None]).sum(dim=1).to(hidden_XH.dtype)
+
+
+def _expert(module: Any, number: int, x_NH: torch.Tensor) -> torch.Tensor:
+    """Return what one expert makes of its tokens, before it is weighted."""
+
+    def linear(name: str, x_NI: torch.Tensor) -> torch.Tensor:
+        y_NO: torch.Tensor = getattr(module, name).linear(number, x_NI)
+        return y_NO + getattr(module, f"{name}_bias")[number] if module.has_bias else y_NO
+
+    if module.has_gate:
+        x_NI = module._apply_gate(linear("gate_up_proj", x_NH))
+    else:
+        x_NI = module.act_fn(linear("up_proj", x_NH))
+    y_NH = linear("down_proj", x_NI)
+    return module.post_expert_norm(y_NH) if module.has_post_expert_norm else y_NH
+
+
 def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) -> PreTrainedModel:
     """Load the model of `folder` with the layers packed that `quant` covers; the rest in `dtype`.
 
     Raises:
-        ModelError: M002, transformers cannot build this model or its weights do not fit.
+        ModelError: M002, transformers cannot build this model, or computes its experts in a way of
+            the family's own; or its weights do not fit.
     """
-    model, weights = without_weights(folder, dtype), WeightFolder(folder)
+    model, stored = without_weights(folder, dtype), WeightFolder(folder)
+    weights = model_weights(model, folder)
     names = stored_names(model, weights)
-    reached = quantised_modules(weights.tensors, model.config.model_type, quant)
+    reached = quantised_modules(stored.tensors, model.config.model_type, quant)
+    _require_packable(model, stored)
     with no_holes():
         for paths in _tied(model, reached):
-            stored = as_tensor(weights.read(names[f"{paths[0]}.weight"]))
-            W_OI = _out_by_in(model.get_submodule(paths[0]), stored)
+            W = as_tensor(weights.read(names[f"{paths[0]}.weight"]))
+            W_OI = _out_by_in(model.get_submodule(paths[0]), W)
             packed = pack(W_OI, format_of(paths[0], quant), dtype, device)
             for path in paths:
                 _replace(model, path, packed, W_OI.shape)
+        _pack_experts(model, weights, lambda W: pack(W, format_of("", quant), dtype, device))
     fill_parameters(model, weights, names, dtype, device)
     fill_buffers(model, weights, lambda tensor: as_tensor(weights.read(tensor)).clone())
     if quant != "nf4-embeddings":  # the two share the packed weight
         model.tie_weights()
     return cast("PreTrainedModel", model.to(device))
+
+
+def _require_packable(model: PreTrainedModel, stored: Weights) -> None:
+    if any(experts_of(model)) or not (found := experts(stored.tensors, model.config.model_type)):
+        return
+    raise ModelError(
+        "M002",
+        "the experts of this family cannot be quantised: transformers computes them in another way",
+        where=stored.folder,
+        found=found[0],
+        remedy="leave out --quant",
+    )
+
+
+def _pack_experts(
+    model: PreTrainedModel, weights: ModelWeights, pack_one: Callable[[torch.Tensor], Packed]
+) -> None:
+    for path, module in experts_of(model):
+        for leaf, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.ndim == 3:
+                matrices = weights.matrices(f"{path}.{leaf}")
+                packed = [[pack_one(as_tensor(W)) for W in parts] for parts in matrices]
+                delattr(module, leaf)
+                setattr(module, leaf, PackedExperts(packed, transposed=module.is_transposed))
+        ALL_EXPERTS_FUNCTIONS.register(PACKED, packed_forward)
+        model.set_experts_implementation(PACKED)
 
 
 def _tied(model: nn.Module, reached: Collection[str]) -> list[list[str]]:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vox_core.api.models import parameter_names, quantised_modules
+from vox_core.api.models import experts, parameter_names, quantised_modules
 from vox_core.api.plans import (
     HasShape,
     has_linear_attention,
@@ -91,6 +91,7 @@ class Architecture:
         head: tensor names of the output head, where it has its own.
         widths: tensor name -> row width, of the weights that every quantisation reaches.
         embedding_widths: the same of those that `nf4-embeddings` reaches besides.
+        largest: elements of the largest matrix among `widths`; of a stack of experts, one's.
         activation: name of the feed-forward's non-linearity; empty if unknown.
         state: of layers that pass a state on instead of attending, so that documents lie in padded
             rows; None if there are none.
@@ -106,6 +107,7 @@ class Architecture:
     head: frozenset[str] = frozenset()
     widths: Mapping[str, int] = field(default_factory=dict)
     embedding_widths: Mapping[str, int] = field(default_factory=dict)
+    largest: int = 0
     activation: str = ""
     state: State | None = None
     softcap: bool = False
@@ -137,6 +139,7 @@ def read_architecture(
     reached = quantised_modules(tensors, model_type, "nf4")
     whole = quantised_modules(tensors, model_type, "nf4-embeddings")
     widths, embedding_widths = _widths(reached), _widths(whole)
+    widths |= {name: tensors[name].shape[-1] for name in experts(tensors, model_type)}
     if stored:
         widths, embedding_widths = {name: tensors[name].shape[-1] for name in stored}, {}
     return Architecture(
@@ -149,6 +152,7 @@ def read_architecture(
         head=frozenset(t for n, t in names.items() if n.partition(".")[0] == "lm_head"),
         widths=widths,
         embedding_widths={t: w for t, w in embedding_widths.items() if t not in widths},
+        largest=max((math.prod(tensors[name].shape[-2:]) for name in widths), default=0),
         activation=next((str(text[key]) for key in _ACTIVATION if text.get(key)), ""),
         state=_state(text),
         softcap=bool(text.get("attn_logit_softcapping")),

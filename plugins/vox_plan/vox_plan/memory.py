@@ -207,7 +207,7 @@ def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Pred
         gradients = _gradients(model, demand)
         transients = max(transients, gradients - activations)
     if BYTES[demand.dtype] < 4:
-        transients = max(transients, _widened(model) - activations)
+        transients = max(transients, _widened(model, demand.quant) - activations)
     weights = weight_bytes(model, demand.quant, demand.dtype)
     if demand.shards > 1:
         split, trained = split_bytes(model, demand.dtype), _split_trained(model, demand)
@@ -230,9 +230,11 @@ def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Pred
     )
 
 
-def _widened(model: Architecture) -> int:
+def _widened(model: Architecture, quant: Quant) -> int:
     """Bytes of a layer's experts in float32, which the check of the fast path computes with before
-    the first step (vox_torch/reference_check.py)."""
+    the first step (vox_torch/reference_check.py); quantised ones are widened one at a time."""
+    if quant != "none":
+        return 0
     return 4 * max((layer.matrices for layer in model.layers if layer.feed_forward), default=0)
 
 
@@ -339,7 +341,7 @@ def _dequantised(model: Architecture, demand: Demand, profile: MemoryProfile) ->
         # vox_torch/quantised.py: INT8's codes and their product with the scale are float32; NF4's
         # scales are, one in 64.
         needed += 8 if demand.quant == "int8" else number + 4 / 64
-    return needed * max((model.elements[tensor] for tensor in model.widths), default=0)
+    return needed * model.largest
 
 
 def _of_the_head(model: Architecture, demand: Demand) -> int:

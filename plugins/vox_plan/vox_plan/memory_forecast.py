@@ -17,6 +17,7 @@ from vox_core.api.models import positions, quantised_modules
 from vox_core.api.plans import Device, MemoryProfile, RunPlan, find_experts, width_faults
 from vox_core.contract import Quant
 from vox_core.errors import PlanError
+from vox_formats.quant import MLX_FORMATS
 from vox_plan.architecture import Architecture, read_architecture
 from vox_plan.memory import (
     BYTES,
@@ -392,12 +393,14 @@ def _quants(run: RunPlan) -> Collection[Quant]:
         return {weights.quant}
     full = run.contract.adapter.method == "full"
     saved = weights.tensors if full else run.execution.saved.values()
-    experts, model_type = find_experts(config, weights.tensors), str(config.get("model_type"))
+    model_type = str(config.get("model_type"))
+    mixture = find_experts(config, weights.tensors) is not None
 
     def possible(quant: Quant) -> bool:
         modules = quantised_modules(weights.tensors, model_type, quant)
-        whole = experts or any(module.tensor in saved for module in modules.values())
-        return not (whole or any(width_faults(quant, modules)))
+        whole = any(module.tensor in saved for module in modules.values())
+        left = mixture and quant in MLX_FORMATS
+        return not (whole or left or any(width_faults(quant, modules)))
 
     has = run.inputs.backend.manifest.capabilities.quantisations
     return tuple(quant for quant in has if quant == "none" or possible(quant))
