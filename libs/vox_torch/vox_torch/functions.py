@@ -5,13 +5,14 @@
     LoraLinear            x W^T + scale * (x A^T) B^T, saving only x or what x is made of
     LoraLinears           the same, with an adapter for each stretch of tokens
     FrozenLinear          x W^T for a W that is dequantised on each use
+    FrozenBlocks          the same, with a W for some rows and another for others
     BlockLinear           the same, a block of W's rows at a time
 
 This module imports torch; import it lazily.
 
 Shape legend: X tokens, P tokens of one adapter, I input features, O output features, R rank,
 K scored positions, C positions of a chunk, M targets of a position, H hidden size, V vocabulary, N
-rows of a block.
+rows of a block, S rows by expert.
 """
 
 from __future__ import annotations
@@ -262,6 +263,32 @@ class FrozenLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g_XO: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
         return (g_XO @ ctx.weight() if ctx.needs_input_grad[0] else None), None, None
+
+
+class FrozenBlocks(torch.autograd.Function):
+    """`x W^T` with another frozen W for each stretch of rows, recomputed in the backward pass.
+
+    A block is (rows of x and y, columns of y, weight); W of some rows may be several blocks, one
+    beside another. All of y is allocated before the first weight: what stays would otherwise lie in
+    the memory that the last weight has left, and the next one would take more.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_SI: torch.Tensor, blocks: Sequence[tuple[slice, slice, Weight]]
+    ) -> torch.Tensor:
+        ctx.blocks, ctx.width = blocks, x_SI.shape[1]
+        y_SO = x_SI.new_empty(len(x_SI), max(columns.stop for _, columns, _ in blocks))
+        for rows, columns, weight in blocks:
+            torch.mm(x_SI[rows], weight().to(x_SI.dtype).T, out=y_SO[rows, columns])
+        return y_SO
+
+    @staticmethod
+    def backward(ctx: Any, g_SO: torch.Tensor) -> tuple[torch.Tensor, None]:
+        g_SI = g_SO.new_zeros(len(g_SO), ctx.width)
+        for rows, columns, weight in ctx.blocks:
+            g_SI[rows].addmm_(g_SO[rows, columns], weight().to(g_SO.dtype))
+        return g_SI, None
 
 
 class BlockLinear(torch.autograd.Function):

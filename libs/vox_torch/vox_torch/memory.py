@@ -24,18 +24,19 @@ _MOST = 32 * 2**20  # DEFAULT_MMAP_THRESHOLD_MAX on 64 bits, up to which glibc r
 
 @contextmanager
 def no_holes() -> Iterator[None]:
-    """Make glibc map blocks over 1 MB instead of using its heap, so that freeing them returns
+    """Make glibc map blocks over 256 KB instead of using its heap, so that freeing them returns
     memory.
 
     Packed weights lie in the heap after temporary copies, whose freed holes do not fit the next
-    ones: packing SmolLM2-135M to nf4 left 0.4 GB of holes until the end. Afterwards glibc's own
+    ones: packing SmolLM2-135M to nf4 left 0.4 GB of holes until the end. Experts are smaller than
+    layers: a mixture of 1.0B parameters left 1 GB with a limit of 1 MB. Afterwards glibc's own
     rule for freed large blocks applies. Options set by the user stay.
     """
     libc = _libc()
     if libc is None or _SET_BY_USERS & os.environ.keys():
         yield
         return
-    libc.mallopt(_MMAP_THRESHOLD, 2**20)
+    libc.mallopt(_MMAP_THRESHOLD, 2**18)
     try:
         yield
     finally:

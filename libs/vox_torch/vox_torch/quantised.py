@@ -34,7 +34,7 @@ from vox_formats.quant import BLOCK, LEAST_SCALE, LEVELS, SCALE_BLOCK, pack_scal
 from vox_torch.arrays import as_tensor
 from vox_torch.base import fill_buffers, fill_parameters, stored_names, without_weights
 from vox_torch.experts import PACKED, ModelWeights, experts_of, model_weights
-from vox_torch.functions import BlockLinear, FrozenLinear
+from vox_torch.functions import BlockLinear, FrozenBlocks, FrozenLinear, Weight
 from vox_torch.libraries import import_bitsandbytes
 from vox_torch.memory import no_holes
 
@@ -124,7 +124,7 @@ class Nf4:
     def __init__(self, W_OI: torch.Tensor, dtype: torch.dtype, *, double: bool) -> None:
         library = import_bitsandbytes().functional
         self._data, scale_G = nf4_codes(W_OI)
-        self._shape, self.dtype = W_OI.shape, dtype
+        self.shape, self.dtype = W_OI.shape, dtype
         self._state = library.QuantState(
             absmax=scale_G,
             # Blocks run on from row to row. bitsandbytes' kernel for AVX512 believes that each row
@@ -141,7 +141,7 @@ class Nf4:
 
     def weight(self) -> torch.Tensor:
         """Return the dequantised weight (O, I), in the compute dtype."""
-        return self._dequantise(self._data, self._state).view(self._shape)
+        return self._dequantise(self._data, self._state).view(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -160,8 +160,7 @@ def nf4_codes(W_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         Codes, uint8 (N / 2, 1), two values each, the first in the high bits; scales (G,), float32.
     """
-    levels = torch.from_numpy(LEVELS).to(W_OI.device)
-    midpoints, codes, scales = (levels[:-1] + levels[1:]) / 2, [], []
+    levels, codes, scales = torch.from_numpy(LEVELS).to(W_OI.device), [], []
     for part_N in W_OI.flatten().split(PACKED_ELEMENTS):
         filled_N = functional.pad(part_N.float(), (0, -len(part_N) % BLOCK))
         blocks_GS = filled_N.view(-1, BLOCK)
@@ -170,11 +169,35 @@ def nf4_codes(W_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scaled_GS = blocks_GS * (1 / least_G1)
         if len(part_N) % BLOCK:  # of a short block bitsandbytes divides
             scaled_GS[-1] = blocks_GS[-1] / least_G1[-1]
-        code_N = torch.bucketize(scaled_GS, midpoints, out_int32=True).to(torch.uint8).flatten()
+        code_N = _nearest(scaled_GS.flatten(), levels)
         codes.append(code_N[: len(part_N) + len(part_N) % 2])
         scales.append(scale_G)
     code_N = torch.cat(codes)
     return ((code_N[::2] << 4) | code_N[1::2])[:, None], torch.cat(scales)
+
+
+_BINS = 16  # from 0 to 1; no two midpoints between levels are as near
+
+
+def _nearest(x_N: torch.Tensor, levels_L: torch.Tensor) -> torch.Tensor:
+    """Return the number of the level nearest to each value of -1 to 1, uint8.
+
+    A table says how many midpoints between levels lie below a value's bin, and which is in it: four
+    times as fast as `torch.bucketize`, and the same, since bins of larger values are no lower.
+    """
+
+    def bins(v_N: torch.Tensor) -> torch.Tensor:
+        return ((v_N + 1) * _BINS).int().clamp_(0, 2 * _BINS)
+
+    middle_M = (levels_L[:-1] + levels_L[1:]) / 2
+    below_B = torch.bucketize(
+        torch.arange(2 * _BINS + 1, device=x_N.device), bins(middle_M), out_int32=True
+    )
+    inside_B = torch.full(below_B.shape, torch.inf, device=x_N.device)
+    inside_B[bins(middle_M).long()] = middle_M
+    bin_N = bins(x_N)
+    above_N = x_N > inside_B.index_select(0, bin_N)
+    return below_B.to(torch.uint8).index_select(0, bin_N) + above_N
 
 
 def _pack_scales(state: Any, kind: Callable[..., Any]) -> None:
@@ -197,6 +220,7 @@ class Int8:
     """A weight as int8 with one float32 step per output feature."""
 
     def __init__(self, W_OI: torch.Tensor, dtype: torch.dtype) -> None:
+        self.shape = W_OI.shape
         self._data = torch.empty_like(W_OI, dtype=torch.int8)
         self._step_O1 = W_OI.new_empty((len(W_OI), 1), dtype=torch.float32)
         rows = max(1, PACKED_ELEMENTS // W_OI.shape[1])
@@ -256,12 +280,23 @@ class PackedExperts:
     def __init__(self, experts: Sequence[Sequence[Packed]], *, transposed: bool) -> None:
         self._experts, self._transposed = experts, transposed
 
-    def linear(self, number: int, x_XI: torch.Tensor) -> torch.Tensor:
-        """Return x W^T of one expert."""
-        parts = [FrozenLinear.apply(x_XI, self._weight(it), None) for it in self._experts[number]]
-        return torch.cat(parts, dim=-1)
+    def linear(self, x_SI: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Return (S, O), the product of each row with the matrix of its expert.
 
-    def _weight(self, packed: Packed) -> Callable[[], torch.Tensor]:
+        Args:
+            x_SI: rows by expert.
+            counts: how many rows each expert has.
+        """
+        blocks, end = [], 0
+        for packed, count in zip(self._experts, counts, strict=True):
+            rows, width = slice(end, end := end + count), 0
+            for each in packed if count else ():
+                columns = slice(width, width := width + each.shape[self._transposed])
+                blocks.append((rows, columns, self._weight(each)))
+        y_SO: torch.Tensor = FrozenBlocks.apply(x_SI, blocks)
+        return y_SO
+
+    def _weight(self, packed: Packed) -> Weight:
         return (lambda: packed.weight().T) if self._transposed else packed.weight
 
 
@@ -269,28 +304,24 @@ def packed_forward(
     module: Any, hidden_XH: torch.Tensor, chosen_XK: torch.Tensor, weights_XK: torch.Tensor
 ) -> torch.Tensor:
     """Return the weighted sum (X, H) of what K experts make of each token, as `forward` of
-    transformers' classes of experts; one expert at a time, so that one weight is dequantised."""
-    order_S = chosen_XK.flatten().argsort(stable=True)
-    counts = chosen_XK.flatten().bincount(minlength=module.num_experts).tolist()
-    parts = hidden_XH[order_S // chosen_XK.shape[1]].split(counts)
-    y_SH = torch.cat([_expert(module, e, x_NH) for e, x_NH in enumerate(parts) if len(x_NH)])
+    transformers' classes of experts, with one dequantised matrix at a time."""
+    expert_S, order_S = chosen_XK.flatten().sort(stable=True)
+    counts = expert_S.bincount(minlength=module.num_experts).tolist()
+
+    def linear(name: str, x_SI: torch.Tensor) -> torch.Tensor:
+        y_SO: torch.Tensor = getattr(module, name).linear(x_SI, counts)
+        return y_SO + getattr(module, f"{name}_bias")[expert_S] if module.has_bias else y_SO
+
+    x_SH = hidden_XH[order_S // chosen_XK.shape[1]]
+    if module.has_gate:
+        x_SI = module._apply_gate(linear("gate_up_proj", x_SH))
+    else:
+        x_SI = module.act_fn(linear("up_proj", x_SH))
+    y_SH = linear("down_proj", x_SI)
+    if module.has_post_expert_norm:
+        y_SH = module.post_expert_norm(y_SH)
     y_XKH = y_SH[order_S.argsort()].view(*chosen_XK.shape, -1)
     return (y_XKH * weights_XK[..., None]).sum(dim=1).to(hidden_XH.dtype)
-
-
-def _expert(module: Any, number: int, x_NH: torch.Tensor) -> torch.Tensor:
-    """Return what one expert makes of its tokens, before it is weighted."""
-
-    def linear(name: str, x_NI: torch.Tensor) -> torch.Tensor:
-        y_NO: torch.Tensor = getattr(module, name).linear(number, x_NI)
-        return y_NO + getattr(module, f"{name}_bias")[number] if module.has_bias else y_NO
-
-    if module.has_gate:
-        x_NI = module._apply_gate(linear("gate_up_proj", x_NH))
-    else:
-        x_NI = module.act_fn(linear("up_proj", x_NH))
-    y_NH = linear("down_proj", x_NI)
-    return module.post_expert_norm(y_NH) if module.has_post_expert_norm else y_NH
 
 
 def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) -> PreTrainedModel:
