@@ -39,9 +39,10 @@ class HasShape(Protocol):
 # Stored by old releases of transformers, and no parameters: masks and frequencies.
 _BUFFER = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.inv_freq$")
 
+# Mamba multiplies with the weight of `dt_proj` itself, past an adapter.
 # Experts are stacks of matrices, and routers modules of their own. Where experts are stored one by
 # one, PEFT takes the names of their matrices for those of the stacks in other modules, too.
-_ROUTED = re.compile(r"\.(experts|router|shared_expert_gate)\.|\.gate\.(wg\.)?weight$")
+_ROUTED = re.compile(r"\.(experts|router|shared_expert_gate|dt_proj)\.|\.gate\.(wg\.)?weight$")
 _AN_EXPERT = re.compile(r"\.experts\.\d+\.(\w+)\.weight$")
 
 # Modules of multimodal models and speculative decoding beside the language model.

@@ -72,7 +72,8 @@ def generate(
     if prompt is None:
         raise click.UsageError("missing argument 'PROMPT', or --file FILE")
     if out is not None:
-        raise _exclusive("--out", "an answer to one prompt is printed", "leave --out out")
+        remedy = "answer the lines of a file with --file, or leave --out out"
+        raise _exclusive("--out", "an answer to one prompt is printed", remedy)
     text = _read(prompt)
     with library.load(reference, progress=True, **flags) as model:
         if settings.n == 1:

@@ -217,6 +217,7 @@ class Streamed:
 
     def __init__(self, folder: Path) -> None:
         self.base = without_weights(folder, torch.float32)
+        self.base.config._is_quantized = True  # else Jamba reads a weight past its module
         self._weights = model_weights(self.base, folder)
         self._tensors = stored_names(self.base, self._weights)
         self._adapters: dict[str, AdapterState] = {}
