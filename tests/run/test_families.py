@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from vox_core.config import GenerateSettings, MergeSettings
 from vox_core.contract import Event, LoadJob, Notice
@@ -22,7 +22,7 @@ from vox_core.run.merge import merge
 from vox_core.run.proof import probe_logits
 from vox_core.run.reference import resolve_reference
 from vox_core.run.train import train
-from vox_testing.tiny import FAMILIES, MIXTURES
+from vox_testing.tiny import FAMILIES, MIXTURES, VOCABULARY, write_tokenizer
 
 # Two float32 forwards of one formula, summed in another order: the largest relative difference seen
 # over families and methods is 4e-6, but for DoRA on Qwen3.5, whose recurrent layers carry it on:
@@ -81,6 +81,41 @@ def test_train_merge_prove_reload(tiny, settings, tmp_path, family, method):
 
     with open_model(str(out), GenerateSettings(max_tokens=4)) as model:
         assert isinstance("".join(model.reply([{"role": "user", "content": "Hi"}])), str)
+
+
+_SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 4, "pad_token_id": 0}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+MAMBA = {
+    "mamba": {"state_size": 8},
+    "jamba": {
+        **_HEADS,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 8,
+        "use_mamba_kernels": False,
+    },
+    "nemotron_h": {**_HEADS, "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8}
+    | {"n_groups": 1, "n_routed_experts": 4, "moe_intermediate_size": 16, "intermediate_size": 48},
+}
+
+
+@pytest.mark.parametrize(
+    "family", ["jamba", "nemotron_h", pytest.param("mamba", marks=pytest.mark.long)]
+)
+def test_mamba_trains_where_peft_reaches_it(settings, tmp_path, family):
+    """`dt_proj` and some families' `out_proj` are read past their modules."""
+    folder = tmp_path / "model"
+    config = AutoConfig.for_model(family, **_SIZES, **MAMBA[family])
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    write_tokenizer(folder)
+    run = train(settings(folder)).run
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with_peft = hf_logits(PeftModel.from_pretrained(base, run))
+    assert relative(vox_logits(str(run)), with_peft) < FLOAT32
+    adapted = [name for name in load_file(run / "adapter_model.safetensors") if "lora_B" in name]
+    assert any("mixer" in name or "mamba" in name for name in adapted)
+    assert not any("dt_proj" in name for name in adapted)
+    merge(str(run), MergeSettings(out=tmp_path / "merged"))
 
 
 def test_a_run_on_a_mixture_says_where_the_adapter_is(tiny, settings):

@@ -39,7 +39,9 @@ class HasShape(Protocol):
 # Stored by old releases of transformers, and no parameters: masks and frequencies.
 _BUFFER = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.inv_freq$")
 
-# Mamba multiplies with the weight of `dt_proj` itself, past an adapter.
+# Mamba multiplies with the weight of `dt_proj` itself, past an adapter, and of these families PEFT
+# adapts no `out_proj`.
+_MAMBA = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
 # Experts are stacks of matrices, and routers modules of their own. Where experts are stored one by
 # one, PEFT takes the names of their matrices for those of the stacks in other modules, too.
 _ROUTED = re.compile(r"\.(experts|router|shared_expert_gate|dt_proj)\.|\.gate\.(wg\.)?weight$")
@@ -105,6 +107,7 @@ def linear_modules(tensors: Mapping[str, HasShape], model_type: str) -> dict[str
     transposed = FAMILIES.get(model_type, Family()).transposed
     modules, names = {}, parameter_names(tensors, model_type)
     taken = {it[1] for name in names if (it := _AN_EXPERT.search(name))}
+    taken |= {"out_proj"} if model_type in _MAMBA else set()
     for name, tensor in names.items():
         shape, path = tensors[tensor].shape, name.removesuffix(".weight")
         is_matrix = len(shape) == 2 and path != name and not _EMBEDDING.search(name)

@@ -117,16 +117,3 @@ def test_experts_in_a_loop_of_the_familys_own_are_not_quantised(tmp_path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="cannot be quantised"):
         load_base(tmp_path, "fp32", "cpu", "nf4")
-
-
-def test_a_weight_that_a_family_reads_past_its_module_has_no_adapter(tmp_path):
-    """And is read from the files all the same: Jamba multiplies with that of `dt_proj` itself."""
-    settings = {**MIXTURES["mixtral"][1], "attn_layer_period": 2, "attn_layer_offset": 1}
-    sizes = {"mamba_dt_rank": 4, "mamba_d_state": 8, "use_mamba_kernels": False}
-    config = AutoConfig.for_model("jamba", **settings, **sizes)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    assert np.array_equal(logits(Streamed(tmp_path).base), logits(plain))
-    names = linear_modules(WeightFolder(tmp_path).tensors, "jamba")
-    assert {path.rpartition(".")[2] for path in names} >= {"in_proj", "x_proj", "q_proj"}
-    assert not any(path.endswith("dt_proj") for path in names)

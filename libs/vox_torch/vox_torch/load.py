@@ -217,13 +217,12 @@ class Streamed:
 
     def __init__(self, folder: Path) -> None:
         self.base = without_weights(folder, torch.float32)
-        self.base.config._is_quantized = True  # else Jamba reads a weight past its module
         self._weights = model_weights(self.base, folder)
         self._tensors = stored_names(self.base, self._weights)
         self._adapters: dict[str, AdapterState] = {}
         self._selected: AdapterState | None = None
         for path, module in self.base.named_modules():
-            if _is_streamed(module):
+            if _is_streamed(path, module):
                 module.forward = self._forward(module, path)
         read_by_expert(self.base, self._weights)
         self._small = {
@@ -295,12 +294,14 @@ class Streamed:
 
     def _is_streamed(self, parameter: str) -> bool:
         owner, _, leaf = parameter.rpartition(".")
-        return leaf == "weight" and _is_streamed(self.base.get_submodule(owner))
+        return leaf == "weight" and _is_streamed(owner, self.base.get_submodule(owner))
 
 
-def _is_streamed(module: nn.Module) -> bool:
+def _is_streamed(path: str, module: nn.Module) -> bool:
     from transformers.pytorch_utils import Conv1D
 
+    if path.endswith(".dt_proj"):  # Mamba multiplies with the weight itself
+        return False
     if isinstance(module, nn.Embedding):
         # The only supported subclasses with their own forward are those that scale.
         return type(module).forward is nn.Embedding.forward or hasattr(module, "embed_scale")
