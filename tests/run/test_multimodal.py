@@ -15,6 +15,8 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
 )
 
 from vox_core.config import MergeSettings
@@ -44,13 +46,18 @@ QWEN_VISION = {
 def make(family: str, folder: Path, spread: float | None = None) -> Path:
     """A model of `family` in `folder`; `spread` is the standard deviation of its language model's
     weights, instead of the family's own."""
-    text = FAMILIES[family][1]
+    text = FAMILIES[family.removesuffix("_moe")][1]
     if spread is not None:
         text = {**text, "initializer_range": spread}
     torch.manual_seed(0)
     if family == "gemma3":
         vision = {"vision_config": GEMMA_VISION, "mm_tokens_per_image": 4}
         model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, **vision))
+    elif family == "qwen3_5_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        text = {**text, **experts, "shared_expert_intermediate_size": 24}
+        config = Qwen3_5MoeConfig(text_config=text, vision_config=QWEN_VISION)
+        model = Qwen3_5MoeForConditionalGeneration(config)
     else:
         config = Qwen3_5Config(text_config=text, vision_config=QWEN_VISION)
         model = Qwen3_5ForConditionalGeneration(config)
@@ -64,13 +71,13 @@ def logits(model: torch.nn.Module) -> np.ndarray:
         return model.eval()(input_ids=TOKENS).logits[0].float().numpy()
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_5", "qwen3_5_moe"])
 def test_text_training_leaves_the_vision_tower_alone(settings, tmp_path, family):
     folder = make(family, tmp_path / "base")
     report = train(settings(folder))
     assert report.valid_after < report.valid_before
     trained = json.loads((report.run / "plan.json").read_text())["modules"]
-    assert len(trained) == {"gemma3": 14, "qwen3_5": 31}[family]
+    assert len(trained) == {"gemma3": 14, "qwen3_5": 31, "qwen3_5_moe": 19}[family]
     assert not [path for path in trained if "vis" in path]
 
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -75,8 +75,7 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(renames=((r"^(?=(h|wte|wpe|ln_f)\.)", "transformer."),), transposed=True),
     "nemotron_h": Family(renames=((r"^backbone\.", "model."),)),
     "gpt_neox": Family(renames=((r"^embed_out\.", "lm_head."),)),
-    "qwen3_5": _QWEN3_5,
-    "qwen3_5_text": _QWEN3_5,
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"), _QWEN3_5),
     "gemma3": Family(
         renames=(
             (r"^language_model\.model\.", "model.language_model."),
