@@ -71,6 +71,20 @@ def test_the_language_model_is_found_inside_a_multimodal_qwen3_5():
     assert list(parameter_names(nested, "qwen3_5")) == ["model.layers.0.mlp.up_proj.weight"]
 
 
+@pytest.mark.parametrize(
+    ("model_type", "beside", "path"),
+    [
+        ("gemma4", "model.audio_tower.layers.0", "model.language_model.layers.0.mlp.up_proj"),
+        ("gemma4_unified", "model.vision_embedder", "model.language_model.layers.0.mlp.up_proj"),
+        ("llama4", "vision_model.layers.0", "language_model.model.layers.0.mlp.up_proj"),
+    ],
+)
+def test_what_lies_beside_the_language_model_gets_no_adapter(model_type, beside, path):
+    files = {f"{name}.weight": Header((8, 8)) for name in (f"{beside}.fc1", path)}
+    found = select_targets(linear_modules(files, model_type), ["all-linear"])
+    assert list(found) == [path.removeprefix("language_model.")]
+
+
 def test_unknown_targets_are_all_named_with_the_nearest():
     with pytest.raises(PlanError) as caught:
         select_targets(linear_modules(LLAMA, "llama"), ["q_prj", "nothing", "down_proj"])

@@ -48,7 +48,10 @@ _ROUTED = re.compile(r"\.(experts|router|shared_expert_gate|dt_proj)\.|\.gate\.(
 _AN_EXPERT = re.compile(r"\.experts\.\d+\.(\w+)\.weight$")
 
 # Modules of multimodal models and speculative decoding beside the language model.
-_BESIDE = re.compile(r"^(model\.)?(mtp|visual|vision_tower|multi_modal_projector)\.")
+_BESIDE = re.compile(
+    r"^(model\.)?(mtp|visual|(vision|audio)_(tower|embedder)|embed_(vision|audio)"
+    r"|multi_modal_projector)\."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,9 @@ _QWEN3_5 = Family(
 
 FAMILIES: dict[str, Family] = {
     "gpt2": Family(renames=((r"^(?=(h|wte|wpe|ln_f)\.)", "transformer."),), transposed=True),
+    "llama4": Family(
+        renames=((r"^language_model\.", ""),), absent=r"^(vision_model|multi_modal_projector)\."
+    ),
     "nemotron_h": Family(renames=((r"^backbone\.", "model."),)),
     "gpt_neox": Family(renames=((r"^embed_out\.", "lm_head."),)),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"), _QWEN3_5),
