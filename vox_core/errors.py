@@ -207,8 +207,9 @@ class VoxError(Exception):
         """Add to the flags at fault where their values come from: `--lr (lr from vox.toml)`."""
 
         def named(text: str) -> str:
-            flags = dict.fromkeys(re.findall(r"(?<![\w/-])--([a-z]+(?:-[a-z]+)*)", text))
-            origins = {flag: SOURCES.get({}).get(flag.replace("-", "_")) for flag in flags}
+            flags = re.findall(r"(?<![\w/-])--([a-z]+(?:-[a-z]+)*)", text)
+            names = dict.fromkeys(flag + s for flag in flags for s in ("", "s"))  # --field, fields
+            origins = {name: SOURCES.get({}).get(name.replace("-", "_")) for name in names}
             said = ", ".join(f"{flag} from {origin}" for flag, origin in origins.items() if origin)
             return text if said in text else f"{text} ({said})"  # a rank has said it already
 

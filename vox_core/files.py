@@ -341,9 +341,9 @@ def require_apart(out: Path, inputs: Iterable[tuple[str, Path]]) -> None:
             how = "is" if place == read else "lies inside" if inside else "contains"
             raise OutputError(
                 "O004",
-                "the output path is one that is read",
+                f"the output path {how} one that is read",
                 where=f"--out {out}",
-                found=f"it {how} {flag} {path}",
+                found=f"{flag} {path}",
                 remedy="choose another one with --out",
             )
 

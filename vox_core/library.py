@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, Unpack, overload
@@ -37,6 +37,7 @@ from vox_core.config import (
     reading,
     require_keywords,
 )
+from vox_core.config.loading import as_keywords, keywords_named
 from vox_core.contract import Event, Notice
 from vox_core.display import display
 from vox_core.errors import ConfigError
@@ -337,10 +338,10 @@ class Model:
         """
         from vox_core.run.answers import answer_all
 
-        settings = self._changed(GenerateSettings, sampling)
-        asked = [_conversation(each) for each in prompts]
-        path = None if out is None else Path(out)
-        with _receivers(on_event, progress) as (observe, _):
+        with keywords_named("Model.answers"), _receivers(on_event, progress) as (observe, _):
+            settings = self._changed(GenerateSettings, sampling)
+            asked = [_conversation(each) for each in prompts]
+            path = None if out is None else Path(out)
             yield from answer_all(
                 self._opened, asked, settings, n=settings.n, out=path, observe=observe
             )
@@ -437,6 +438,8 @@ def _receivers(
     with display() if progress else nullcontext() as shown:
 
         def observe(event: Event) -> None:
+            if isinstance(event, Notice):
+                event = replace(event, message=as_keywords(event.message))
             for show in (shown and shown.observe, on_event):
                 if show:
                     show(event)

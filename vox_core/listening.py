@@ -77,13 +77,9 @@ def require_key(host: str, key: str | None, prefix: str = "") -> None:
             remedy=f"make one with: python -c 'import secrets; print({made})'",
         )
     if key is None and host not in LOOPBACK:
-        raise ConfigError(
-            "C004",
-            "other machines could use the server without a key",
-            where="--host",
-            found=host,
-            remedy="set VOX_API_KEY, or leave out --host",
-        )
+        what = "other machines could use the server without a key"
+        remedy = "set VOX_API_KEY, or leave out --host"
+        raise ConfigError("C004", what, where="--host", found=host, remedy=remedy)
 
 
 def is_loopback(header: str) -> bool:

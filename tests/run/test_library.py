@@ -379,6 +379,42 @@ def test_errors_name_keywords_and_those_of_a_command_flags(
     assert "where:    vox train\n" in capfd.readouterr().err
 
 
+def test_errors_of_tables_name_the_file(tiny: Callable[..., Path], data: Path) -> None:
+    options, origin = "[train.objective-options]\nbta = 1\n", "(objective-options from vox.toml)"
+    for objective in ("sft", "dpo"):
+        Path("vox.toml").write_text(options)
+        with pytest.raises(ConfigError) as caught:
+            vox.train(model=tiny("llama"), data=data, objective=objective)
+        assert caught.value.where == f"`objective_options` {origin}"
+    Path("vox.toml").write_text('[data.fields]\nprompt = "x"\n')
+    with pytest.raises(DataError) as unmapped:
+        vox.train(model=tiny("llama"), data=data)
+    assert unmapped.value.faults[0].endswith("`fields` names (x) (fields from vox.toml)")
+
+
+def test_settings_without_a_name_are_refused() -> None:
+    for function in (vox.train, vox.plan):
+        with pytest.raises(ConfigError) as caught:
+            function("train.jsonl")
+        where = f"vox.{function.__name__}"
+        assert caught.value.where == where
+        assert caught.value.remedy == f"name it: {where}(model=..., data=...)"
+
+
+def test_notices_and_errors_of_answers_name_keywords(
+    trained: vox.Run, tiny: Callable[..., Path], data: Path, tmp_path: Path
+) -> None:
+    told: list[object] = []
+    given = {"data": data / "train.jsonl", "max_steps": 1, "eval_every": 1, "out": "b", **QUICK}
+    vox.train(model=tiny("llama"), on_event=told.append, **given)
+    notices = [each.message for each in told if isinstance(each, Notice)]
+    assert "`eval_every` 1 evaluates nothing: add `valid` or `eval_suite`" in notices
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    with trained.load(max_tokens=1) as model, pytest.raises(InputError) as caught:
+        next(model.answers(["Talk?"], out="a.jsonl"))
+    assert caught.value.remedy == "choose another file with `out`"
+
+
 def test_errors_and_runs_are_pickled(trained: vox.Run) -> None:
     """As results of another process are."""
     with pytest.raises(ConfigError) as caught:

@@ -60,22 +60,41 @@ Others: TypeAlias = Callable[[], Collection[str] | None] | None
 
 
 def in_python(function: Callable[P, R]) -> Callable[P, R]:
-    """Name settings in errors as keywords (`lr` for --lr), unless a command of vox calls."""
+    """Name settings in errors as keywords; `train` and `plan` refuse one without a name (C002)."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
+        if args and function.__name__ in ("train", "plan"):
+            where = f"vox.{function.__name__}"
+            remedy = f"name it: {where}(model=..., data=...)"
+            raise ConfigError("C002", "a setting has no name", where=where, remedy=remedy)
+        with keywords_named(function.__qualname__):
             return function(*args, **kwargs)
-        except VoxError as error:
-            context = click.get_current_context(silent=True)
-            if context is None or context.find_root().info_name != "vox":
-                if re.fullmatch("vox [a-z]+", error.where or ""):  # the section's command
-                    error.where = f"vox.{function.__qualname__}"
-                error.name_sources()
-                error.respell(lambda text: _FLAGS.sub(_keyword, text))
-            raise
 
     return called
+
+
+@contextmanager
+def keywords_named(function: str) -> Iterator[None]:
+    """Name settings in errors as keywords (`lr` for --lr), unless a command of vox calls."""
+    try:
+        yield
+    except VoxError as error:
+        if re.fullmatch(r"vox [a-z]+|vox\.Model\.\w+", error.where or "") and not _commanded():
+            error.where = f"vox.{function}"  # not the section's command
+        error.name_sources()
+        error.respell(as_keywords)
+        raise
+
+
+def as_keywords(text: str) -> str:
+    """Name settings in a text as keywords, unless a command of vox calls."""
+    return text if _commanded() else _FLAGS.sub(_keyword, text)
+
+
+def _commanded() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and context.find_root().info_name == "vox"
 
 
 def _keyword(found: re.Match[str]) -> str:
@@ -170,12 +189,9 @@ def require_keywords(kind: type[Section], names: Collection[str], *, loaded: boo
             remedy=f"correct or remove them; `vox {kind.section} --help` shows every setting",
         )
     if loaded and (fixed := [it for it in ("backend", "adapter", "dtype", "quant") if it in names]):
-        raise ConfigError(
-            "C002",
-            "a loaded model keeps what it was loaded with",
-            found=", ".join(fixed),
-            remedy=f"load it again, with {fixed[0]}=...",
-        )
+        what = "a loaded model keeps what it was loaded with"
+        remedy = f"load it again, with {fixed[0]}=..."
+        raise ConfigError("C002", what, found=", ".join(fixed), remedy=remedy)
 
 
 def read_toml() -> dict[str, dict[str, Any]]:

@@ -128,13 +128,8 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def empty(paths: Sequence[Path]) -> DataError:
-    return DataError(
-        "D002",
-        "a data file is empty",
-        where=", ".join(map(place_of, paths)),
-        found="no row",
-        remedy="write rows to it, or leave it out of --data and --valid",
-    )
+    where, remedy = ", ".join(map(place_of, paths)), "write rows to it, or leave it out"
+    return DataError("D002", "a data file is empty", where=where, found="no row", remedy=remedy)
 
 
 def malformed(paths: Sequence[Path], faults: Sequence[Placed], lost: bool = False) -> DataError:

@@ -85,13 +85,9 @@ class ChatTemplate:
         except CallFailed as died:
             found = _TooMuch(died)
         if isinstance(found, _TooMuch):
-            raise DataError(
-                "D005",
-                "the chat template takes more time or memory than a rendering may",
-                where=self._where,
-                found=found,
-                remedy="use a template from a source that you trust, or another model",
-            )
+            what = "the chat template takes more time or memory than a rendering may"
+            remedy = "use a template from a source that you trust, or another model"
+            raise DataError("D005", what, where=self._where, found=found, remedy=remedy)
         if isinstance(found, TemplateFault):
             raise found
         return found

@@ -399,13 +399,9 @@ def _require_no_intruder(environment: Environment) -> None:
         if belongs_to_core(str(file))
     )
     if found:
-        raise InputError(
-            "I006",
-            "the vox command or the vox_core package belongs to another distribution",
-            where=environment,
-            found=", ".join(found),
-            remedy=f"use an environment without it, or remove it and install {CORE} again",
-        )
+        what = "the vox command or the vox_core package belongs to another distribution"
+        remedy = f"use an environment without it, or remove it and install {CORE} again"
+        raise InputError("I006", what, where=environment, found=", ".join(found), remedy=remedy)
 
 
 def belongs_to_core(recorded: str) -> bool:

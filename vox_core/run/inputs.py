@@ -297,7 +297,7 @@ def _require_tokens(objective: Objective | None, vocabulary: int | None) -> None
         raise ConfigError(
             "C004",
             "the teacher has fewer tokens than it is to propose",
-            where="-O top_k",
+            where="--objective-option top_k",
             found=objective.top_k,
             expected=f"at most {vocabulary}, the model's vocabulary",
             remedy="lower top_k",

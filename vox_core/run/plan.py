@@ -76,13 +76,9 @@ def require_no_experts(
 ) -> None:
     """Refuse a mixture in MLX's formats, which leave experts, most of it, as they are (P001)."""
     if quant in MLX_FORMATS and (found := find_experts(config, tensors)):
-        raise PlanError(
-            "P001",
-            f"a mixture of experts cannot be quantised to {quant}",
-            where=f"quantisation {quant}",
-            found=found,
-            remedy="choose nf4 or int8; of files in this format, name the full-precision model",
-        )
+        what = f"a mixture of experts cannot be quantised to {quant}"
+        remedy = "choose nf4 or int8; of files in this format, name the full-precision model"
+        raise PlanError("P001", what, where=f"quantisation {quant}", found=found, remedy=remedy)
 
 
 def make_plan(

@@ -321,20 +321,13 @@ def _require_measurable(settings: TrainSettings, only_planned: bool, *, goes_on:
         missing, what = no_provider("hooks", "vox_advise"), "no plugin measures what is fastest"
         raise BackendError("B013", what, where=where, found=missing.found, remedy=missing.remedy)
     if goes_on:
-        raise ConfigError(
-            "C004",
-            "a resumed run is cut as it began, whatever is measured",
-            where=where,
-            remedy="leave out --tune, or measure with vox plan --tune refresh for the next run",
-        )
+        what = "a resumed run is cut as it began, whatever is measured"
+        remedy = "leave out --tune, or measure with vox plan --tune refresh for the next run"
+        raise ConfigError("C004", what, where=where, remedy=remedy)
     if only_planned and not settings.data:
-        raise ConfigError(
-            "C004",
-            "what is fastest is measured on the run's own documents",
-            where=where,
-            found="no --data",
-            remedy="add --data, or leave out --tune refresh",
-        )
+        what = "what is fastest is measured on the run's own documents"
+        remedy = "add --data, or leave out --tune refresh"
+        raise ConfigError("C004", what, where=where, found="no --data", remedy=remedy)
 
 
 def _require_shared(run: RunPlan, processes: int) -> None:

@@ -68,7 +68,7 @@ def test_wrong_options(name: str, options: dict[str, str], code: str, fault: str
     error = refused(name, **options)
     assert error.code == f"VOX-{code}"
     assert fault in "\n".join(error.faults)
-    assert name in str(error.where)
+    assert repr(name) in error.what and error.where == "--objective-option"
     assert "-O NAME=VALUE" in error.remedy
 
 

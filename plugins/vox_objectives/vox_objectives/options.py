@@ -42,7 +42,7 @@ def configure(kind: type[Objective], spec: ObjectiveSpec) -> Objective:
     raise ConfigError(
         "C001" if unknown else "C002",
         f"an option of objective {spec.name!r} is {'unknown' if unknown else 'wrong'}",
-        where=f"objective {spec.name!r}",
+        where="--objective-option",
         expected=f"options: {', '.join(known) or 'none'}",
         faults=faults,
         remedy="correct or remove it: -O NAME=VALUE",

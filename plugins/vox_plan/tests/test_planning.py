@@ -387,7 +387,9 @@ def test_out_is_held_against_what_is_read(out, how, tiny, settings, data, tmp_pa
     with pytest.raises(OutputError) as caught:
         train(asked)
     assert caught.value.code == "VOX-O004"
-    assert caught.value.found.startswith(f"it {how}")
+    does, flag = how.rsplit(maxsplit=1)
+    assert caught.value.what == f"the output path {does} one that is read"
+    assert caught.value.found.startswith(f"{flag} ")
 
 
 def test_an_output_may_lie_in_the_working_folder_that_is_the_data(
