@@ -97,6 +97,8 @@ def test_fields_of_a_row_are_mapped_by_flags(vox, training: Training) -> None:
         ("--warmup-steps", "did you mean --warmup? (it is a share of all steps"),
         ("--eval-steps", "did you mean --eval-every? see `"),
         ("--save_steps", "did you mean --save-every? see `"),
+        ("--checkpoint-every", "did you mean --save-every? see `"),
+        ("--peft-config", "set rank, alpha, dropout, targets directly"),
         ("--output-dir", "did you mean --out? see `"),
         ("--num-generations", "did you mean --rollouts? see `"),
         ("--temperature", "did you mean --rollout-temperature? see `"),
@@ -164,8 +166,8 @@ def test_help_lists_the_objectives_of_the_catalog() -> None:
 def test_every_hint_names_a_setting() -> None:
     known = {name.replace("_", "-") for kind in SECTIONS for name in kind.model_fields}
     assert {setting for setting, _ in PEERS.values()} <= {*known, ""}
-    # That of train has a longer name; that of generate is an argument.
-    assert known & PEERS.keys() == {"temperature", "model"}
+    # That of train has a longer name; that of generate is an argument; eval has suites.
+    assert known & PEERS.keys() == {"temperature", "model", "data"}
 
 
 def test_rows_from_stdin_are_kept_for_another_time(vox, training: Training, monkeypatch) -> None:
@@ -267,7 +269,7 @@ def test_an_error_says_where_the_value_of_a_flag_comes_from(vox, toml, monkeypat
         ("optimizer", "adamw_8bit", "adamw-8bit"),
         ("schedule", "cosine_with_restarts", "cosine"),
         ("schedule", "constant_with_warmup", "constant"),
-        ("method", "qlora", "lora"),
+        ("method", "qlora", "lora with quant nf4"),
     ],
 )
 def test_the_peers_values_lead_to_those_of_vox(vox, name: str, theirs: str, ours: str) -> None:
@@ -296,6 +298,12 @@ def test_a_peers_section_leads_to_train(vox, section: str) -> None:
     assert f"- [{section}] is unknown; did you mean train?\n" in vox("train").err
 
 
+def test_a_peers_table_within_train_leads_to_its_settings(vox) -> None:
+    Path("vox.toml").write_text("[train.lora]\nr = 8\n")
+    fault = "- [train] lora is unknown; set rank, alpha, dropout, targets directly\n"
+    assert fault in vox("train").err
+
+
 def test_config_show_says_what_is_in_force_and_why(vox, toml: Path, monkeypatch) -> None:
     monkeypatch.setenv("VOX_TRAIN_SEED", "7")
     monkeypatch.setenv("VOX_BACKEND", "c")
@@ -306,9 +314,8 @@ def test_config_show_says_what_is_in_force_and_why(vox, toml: Path, monkeypatch)
     one = vox("config", "show", "train").out.splitlines()
     assert one[0] == "[train]" and ["seed", "=", "7", "#", "VOX_TRAIN_SEED"] in map(str.split, one)
     assert not any(line.startswith("[") for line in one[1:])
-    assert (
-        "there is no section trian; vox config show has all" in vox("config", "show", "trian").err
-    )
+    hint = "there is no section trian (did you mean train?); vox config show has all of them"
+    assert hint in vox("config", "show", "trian").err
     assert ["alpha", "=", "32.0", "#", "default"] in lines
 
 

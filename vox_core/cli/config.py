@@ -13,6 +13,7 @@ from vox_core.cli.output import print_json, warn
 from vox_core.config import Section, toml_schema
 from vox_core.errors import SOURCES
 from vox_core.host.load import sections
+from vox_core.text import hint
 
 
 @click.group("config", cls=Group)
@@ -35,9 +36,11 @@ def show(section: str | None, as_json: bool) -> None:
 
     SECTION, such as train, leaves out the others. Without --json it prints a valid vox.toml.
     """
-    chosen = [kind for kind in sections(warn) if section in (None, kind.section)]
-    if not chosen:
-        raise click.UsageError(f"there is no section {section}; vox config show has all of them")
+    found = {kind.section: kind for kind in sections(warn)}
+    if section and section not in found:
+        what = f"there is no section {section}{hint(section, found)}"
+        raise click.UsageError(f"{what}; vox config show has all of them")
+    chosen = [found[section]] if section else found.values()
     loaded = [(kind, settings_from(kind, {}), SOURCES.get({})) for kind in chosen]
     if as_json:
         print_json({kind.section: _values(settings) for kind, settings, _ in loaded})

@@ -336,8 +336,8 @@ def _what(detail: ErrorDetails) -> str:
     if detail["type"] == "literal_error":
         known = re.findall("'([^']*)'", detail["ctx"]["expected"])
         value = str(detail["input"]).lower().replace("_", "-").removeprefix("torch.")
-        ours = next((ours for ours, theirs in _VALUES.items() if value in theirs.split()), value)
-        what += hint(ours if ours in known else value, known)
+        ours = [o for o, n in _VALUES.items() if value in n.split() and o.split()[0] in known]
+        what += f" (did you mean {ours[0]}?)" if ours else hint(value, known)
     return f"{what[0].lower()}{what[1:]}"
 
 
@@ -414,7 +414,7 @@ _RENAMED = {
     "eval-every": "eval-steps steps-per-eval",
     "patience": "early-stopping-patience",
     "valid": "eval-dataset eval-file val-file validation-file eval-data",
-    "save-every": "save-steps",
+    "save-every": "save-steps checkpoint-every checkpointing-steps save-interval",
     "keep": "save-total-limit",
     "out": "output-dir save-dir run-name",
     "model": "base-model model-name model-name-or-path",
@@ -449,6 +449,7 @@ _DIFFERENT = {
     ),
     ("", "nothing to set: it is the model's own"): "processing-class",
     ("", "nothing to set: it is the model before training"): "ref-model",
+    ("", "set rank, alpha, dropout, targets directly"): "lora peft lora-config peft-config",
     ("method", "dora"): "use-dora",
     ("method", "rslora"): "use-rslora",
     ("method", "full"): "full-finetuning full",
@@ -474,6 +475,7 @@ _DIFFERENT = {
         "telemetry.jsonl in the run folder has every step",
     ): "report-to wandb-project",
     ("", "events come to on_event, or to a tracker, which is a plugin"): "callbacks",
+    ("suite", "heldout has the run's validation rows; a suite file names other rows"): "data",
     ("reward", "the weight stands behind the name: exact=0.5"): "reward-weights",
     ("seq-len", "the answer counts, too, unless the model samples it"): "max-prompt-length",
     ("", "every step is logged, to telemetry.jsonl in the run folder"): "logging-steps",
@@ -481,6 +483,7 @@ _DIFFERENT = {
 """Setting of vox ("" for none), and what differs -> names in peers."""
 
 _VALUES = {
+    "lora with quant nf4": "qlora",
     "nf4": "4bit 4-bit bnb-4bit int4 qlora",
     "int8": "8bit 8-bit bnb-8bit",
     "fp16": "float16 half",

@@ -35,6 +35,11 @@ def test_an_evaluation_is_printed(vox, suite, llama) -> None:
     assert "15/15 examples, 0:00 left" in done.err
 
 
+def test_rows_are_in_a_suite(vox) -> None:
+    done = vox("eval", "m", "--data", "d.jsonl")
+    assert done.code == 2 and "did you mean --suite? (heldout has the run's" in done.err
+
+
 def test_a_comparison_is_printed(vox, suite, llama, other_llama) -> None:
     done = vox("eval", llama, "--suite", suite, "--against", other_llama, "--out", "here", *FLAGS)
     assert done.code == 0

@@ -79,6 +79,11 @@ def test_convert_needs_a_format_it_knows(vox, flags, code) -> None:
     assert f"error[VOX-{code}" in done.err
 
 
+def test_a_number_format_is_found_in_upper_case(vox) -> None:
+    done = vox("export", "m", "--to", "gguf", "--quant", "Q4_K_M")
+    assert done.code == 2 and "next: did you mean q4_k_m? choose one of them\n" in done.err
+
+
 def test_the_next_command_is_quoted_for_a_shell(vox, monkeypatch) -> None:
     monkeypatch.setattr("vox_export.convert.convert", Converting())
     there = "over there/it's"

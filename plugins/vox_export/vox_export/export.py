@@ -432,7 +432,7 @@ def _require_quant(settings: ExportSettings) -> None:
             where="--quant",
             found=settings.quant,
             expected=f"one of {', '.join(known)}",
-            remedy=f"{did_you_mean(settings.quant, known)} choose one of them".lstrip(),
+            remedy=f"{did_you_mean(settings.quant.lower(), known)} choose one of them".lstrip(),
         )
     if settings.quant in llama_cpp.K_QUANTS and llama_cpp.quantiser() is None:
         raise ConfigError(
