@@ -345,17 +345,23 @@ def test_private_may_be_said(hub, run, vox):
 
 def test_a_private_base_of_a_public_adapter_is_said(hub, run, vox, tmp_path):
     hub.private[BASE] = True
-    said = f"base model  {BASE} is private: others cannot load the adapter"
-    assert said not in vox("push", run, "me/mine").out
-    done = vox("push", run, "me/open", "--public")
-    assert done.code == 0 and said in done.out, done.err
+    said = f"warning: the base model {BASE} is private: others cannot load the adapter\n"
+    assert said not in vox("push", run, "me/mine").err
+    done = vox("push", run, "me/open", "--public", "--json")
+    assert done.code == 0 and said in done.err, done.err
+    assert json.loads(done.out)["private_base"] == BASE
+    hub.private["me/closed"], hub.files = True, {}
+    done = vox("push", run, "me/closed", "--public")
+    assert said in done.err and not hub.files, "before the upload"
     manifest = shutil.copytree(run, tmp_path / "run") / "vox_adapter.json"
     manifest.write_text(manifest.read_text().replace(f'"hub": "{BASE}"', '"hub": "owner/hidden"'))
     done = vox("push", tmp_path / "run", "me/other", "--public")
-    assert done.code == 0 and "is private" not in done.out, done.err
+    assert done.code == 0 and "is private" not in done.err, done.err
 
 
-def test_a_dry_run_lists_what_would_go_up_and_asks_the_hub_nothing(hub, run, vox):
+def test_a_dry_run_lists_what_would_go_up_and_asks_the_hub_nothing(hub, run, runs, vox):
+    named = vox("push", runs / "local", "me/mine", "--dry-run", "--base-model", "owner/bsae")
+    assert (named.code, named.err, hub.asked) == (0, "", [])
     done = vox("push", run, "me/mine", "--dry-run")
     assert (done.code, done.err, hub.asked, hub.private) == (0, "", [], {})
     lines = done.out.splitlines()

@@ -62,7 +62,7 @@ def push(
         return upload
     files = f"{len(upload.files)} files, {megabytes(sum(upload.sizes.values()))}"
     click.echo(printable(f"uploading {files}: {', '.join(upload.files)}"), err=True)
-    pushed = upload_files(upload, public=public)
+    pushed = upload_files(upload, public=public, base_model=base_model, warn=_warn)
     if as_json:
         print_json(pushed)
     else:
@@ -71,6 +71,10 @@ def push(
 
 
 def _show_upload(upload: Upload, public: bool, as_json: bool) -> None:
+def _warn(text: str) -> None:
+    click.echo(printable(f"warning: {text}"), err=True)
+
+
     """Print what would be uploaded."""
     if as_json:
         about = {name: getattr(upload, name) for name in _OF_AN_UPLOAD}
@@ -91,8 +95,6 @@ def _show(pushed: Pushed) -> None:
     }
     if any(name.startswith("adapter_model") for name in pushed.files):
         rows["adapter"] = "the one that training wrote" if pushed.trained else NOT_COMPARED
-    if pushed.private_base:
-        rows["base model"] = f"{pushed.private_base} is private: others cannot load the adapter"
     if pushed.kept:
         rows["kept here"] = ", ".join(pushed.kept)
     if pushed.others:

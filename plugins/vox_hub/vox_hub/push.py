@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -121,12 +121,11 @@ def prepare(reference: str, repository: str, base_model: str | None = None) -> U
 
     Args:
         reference: a run folder, another folder with an adapter or a model, or a promoted name.
-        base_model: name of the base model on the hub, if the folder names it by a path; the hub is
-            asked for it.
+        base_model: name of the base model on the hub, if the folder names it by a path.
 
     Raises:
         InputError: the reference, the name of the repository or that of the base model is wrong.
-        OutputError: O003, the run is being trained; O005, the hub could not be reached.
+        OutputError: O003, the run is being trained.
         ProofError: V004, the adapter is not the one that training wrote.
     """
     _require_name(repository)
@@ -141,10 +140,7 @@ def prepare(reference: str, repository: str, base_model: str | None = None) -> U
             where=folder,
             remedy="push it when the run has ended",
         )
-    upload = _prepared(folder, repository, base_model)
-    if base_model:
-        _require_base(base_model)
-    return upload
+    return _prepared(folder, repository, base_model)
 
 
 # --- what is uploaded -----------------------------------------------------------------------------
@@ -382,23 +378,35 @@ def _require_name(repository: str) -> None:
 # --- the hub --------------------------------------------------------------------------------------
 
 
-def push(upload: Upload, *, public: bool = False) -> Pushed:
+def push(
+    upload: Upload,
+    *,
+    public: bool = False,
+    base_model: str | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Pushed:
     """Upload the files in one commit to the repository, which is made if it does not exist.
 
     Args:
         public: make a public repository, or commit to one. Private is the default.
+        base_model: as for `prepare`; the hub must have it.
+        warn: receives, before the upload, that the base of a public adapter is private.
 
     Raises:
-        InputError: the repository has another visibility.
+        InputError: the repository has another visibility, or there is no such base model.
         OutputError: O005, the hub refused, or could not be reached: there is no commit.
         ProofError: V007, the commit has other content than this machine.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
     api, repository = HfApi(), upload.repository
+    if base_model:
+        _require_base(base_model)
     with _explained(repository, "the files could not be uploaded: there is no commit"):
         api.whoami()
         private_base = upload.base if public and _is_private(api, upload.base) else None
+        if private_base:
+            warn(f"the base model {private_base} is private: others cannot load the adapter")
         url = api.create_repo(repository, private=not public, exist_ok=True)
         before = api.model_info(repository)
         if bool(before.private) is public:
