@@ -80,13 +80,17 @@ def test_show(vox, tmp_path: Path) -> None:
     assert told["held_out"] == [[0, 5.0], [4, 1.5]]
 
 
+STOPPED = (RunEnd(2, "stopped", 2.0),)
+
+
 @pytest.mark.parametrize(
     ("ended", "record", "checkpoints", "next"),
     [
-        ((), False, "none: a resume begins at step 1", ["vox train --resume r"]),
-        ((), True, "none: they were removed, so it cannot be resumed", []),
-        ((RunEnd(4, "done", 2.0),), True, "none: they were removed", []),
-        ((RunEnd(4, "done", 2.0),), False, "none", []),
+        ((), "", "none: a resume begins at step 1", ["vox train --resume r"]),
+        ((), "run.json", "none: they were removed, so it cannot be resumed", []),
+        (STOPPED, "vox_adapter.json", "none: they were removed, so it cannot be resumed", []),
+        ((RunEnd(4, "done", 2.0),), "run.json", "none: they were removed", []),
+        ((RunEnd(4, "done", 2.0),), "", "none", []),
     ],
 )
 def test_show_says_what_a_lack_of_checkpoints_means(
@@ -94,7 +98,7 @@ def test_show_says_what_a_lack_of_checkpoints_means(
 ) -> None:
     run = make_run(tmp_path / "r", [start(), *ended])
     if record:
-        (run / "run.json").write_text("{}")
+        (run / record).write_text('{"step": 2}')
     told = dict(line.split(maxsplit=1) for line in vox("runs", "show", "r").out.splitlines())
     assert told["checkpoints"] == checkpoints
     assert [told[label] for label in ("next",) if label in told] == next

@@ -197,7 +197,8 @@ def _lost(summary: Summary) -> bool:
     """Whether all checkpoints of a run were removed."""
     from vox_core.api.runs import RECORD
 
-    return not summary.checkpoints and (Path(summary.run) / RECORD).is_file()
+    had_some = (Path(summary.run) / RECORD).is_file() or summary.adapter_step is not None
+    return not summary.checkpoints and had_some
 
 
 def _no_checkpoints(summary: Summary) -> str:
