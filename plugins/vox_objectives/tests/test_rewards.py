@@ -113,6 +113,19 @@ def test_numeric_is_the_scorer_of_vox_eval(answer, right):
 
 
 @pytest.mark.parametrize(
+    "answer",
+    [
+        *("x = 1", "```py\nx = 1", "```Python 3\nx = 1\n```", "```{python}\nx = 1\n```"),
+        "```bash\npip\n```\nThen:\n```python3\nx = 1\n```",
+    ],
+)
+def test_the_program_of_an_answer_is_that_of_vox_eval(answer):
+    sandbox = pytest.importorskip("vox_scorers.sandbox")
+    assert rewards.code_of(answer).strip() == sandbox.code_of(answer).strip() == "x = 1"
+    assert rewards.python({"answer": "assert x == 1"}, answer) == 1.0
+
+
+@pytest.mark.parametrize(
     ("answer", "wanted", "reward"),
     [
         *(

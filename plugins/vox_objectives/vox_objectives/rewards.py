@@ -45,10 +45,12 @@ ANSWERS = ("answer", "completion", "response", "output")
 
 _PROCESS = str(Path(__file__).with_name("function_process.py"))
 Row = Mapping[str, object]
-# As the scorers `numeric` and `syntax` of `vox eval`: a test compares them.
+# As the scorers `numeric`, `syntax` and `python` of `vox eval`: a test compares them.
 _NUMBER = re.compile(
     r"(?:(?<!\w)[-+\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 )
+_FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+_PYTHON = re.compile(r"(\{?\.?py(thon)?[\d.]*[,}]?)?", re.IGNORECASE)
 
 
 def reward_of(name: str) -> Reward:
@@ -131,8 +133,7 @@ def python(row: Row, answer: str) -> float:
     The process ends with a random status then, so that an answer which ends it before its tests
     gets nothing.
     """
-    fenced = re.search(r"```(?:python)?\n(.*?)```", answer, re.DOTALL)
-    program = f"{fenced[1] if fenced else answer}\n\n{expected(row)}\n"
+    program = f"{code_of(answer)}\n\n{expected(row)}\n"
     status = 3 + secrets.randbelow(250)
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", _LIMITED + _PROGRAM],
@@ -256,6 +257,14 @@ main(*json.load(sys.stdin))
 def _last_number(text: str) -> float | None:
     found = _NUMBER.findall(text)
     return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
+
+
+def code_of(answer: str) -> str:
+    """Return the first fenced block in Python or in no language, or all of an answer without."""
+    for language, code in _FENCED.findall(answer):
+        if _PYTHON.fullmatch(language.strip().partition(" ")[0]):
+            return str(code)
+    return answer
 
 
 def _parsed(text: str) -> str:

@@ -247,8 +247,10 @@ def test_code_is_the_first_fenced_block_or_everything() -> None:
     assert code_of("Sure:\n```python\nx = '```'\n```\nand\n```\ny\n```") == "x = '```'\n"
     assert code_of("```py\nx = 1") == "x = 1"
     assert code_of("x = 1") == "x = 1"
-    for language in ("py3", "python3", "Python 3", "python3.12", 'python title="a.py"', "JSON"):
+    names = ("py3", "python3", "Python 3", "python3.12", 'python title="a.py"', "JSON")
+    of_notebooks = ("{python}", "{python, echo=FALSE}", "{.python .numberLines}")
+    for language in (*names, *of_notebooks):
         assert code_of(f"```{language}\nx = 1\n```") == "x = 1\n", language
-    for language in ("pytb", "text", "sh python"):
+    for language in ("pytb", "text", "sh python", "{r}"):
         assert code_of(f"```{language}\nx\n```\n```py\ny\n```") == "y\n", language
     assert code_of("```bash\npip\n```\nThen:\n```Python\nx = 1\n```") == "x = 1\n"

@@ -28,7 +28,7 @@ _SHOWN = 1000
 _GRACE = 20.0
 """Seconds to start and to end the sandbox."""
 _FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
-_LANGUAGE = re.compile(r"(py(thon)?[\d.]*|json)?", re.IGNORECASE)
+_LANGUAGE = re.compile(r"(\{?\.?py(thon)?[\d.]*[,}]?|json)?", re.IGNORECASE)
 _SELF_CHECK = """
 import os, socket
 assert os.getpid() == 1 and {*os.environ} <= {"LC_CTYPE"} and not os.listdir(os.curdir)
