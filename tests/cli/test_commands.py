@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import re
 import shlex
 from dataclasses import replace
@@ -20,7 +21,7 @@ from tests.cli.services import STEP, WHY, Merging, Training, Voice, start
 from tests.run.history_samples import make_run
 from vox_core.catalog import load_catalog
 from vox_core.config import MergeSettings
-from vox_core.contract import LaunchResult, World
+from vox_core.contract import LaunchResult, ObjectiveMetrics, World
 from vox_core.errors import AdapterError
 from vox_core.host import Seen, Verdict
 from vox_core.models import LocalModel
@@ -185,7 +186,10 @@ def test_the_validation_of_a_run_with_rewards_is_shown_as_a_reward(vox, monkeypa
     report = {"valid_before": -0.25, "valid_after": -0.5, "best_step": 2, "best_loss": -0.75}
     monkeypatch.setattr("vox_core.run.train.train", Training(report={**report, "rewarded": True}))
     lines = vox("train", "--out", "runs/a").out.splitlines()
+    rewards = enumerate((0.125, math.nan, 0.5), 1)
+    make_run(Path("runs/a"), [ObjectiveMetrics(step, {"reward": each}) for step, each in rewards])
     assert "validation reward  0.2500 -> 0.5000" in lines
+    assert "reward             0.1250 -> 0.5000" in lines
     assert any(line.startswith("best               0.7500 after step 2") for line in lines)
 
 

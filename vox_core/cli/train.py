@@ -161,10 +161,13 @@ def _resume(run: Path | str, settings: TrainSettings) -> str:
 def _show(report: TrainReport) -> None:
     seconds = report.startup_seconds
     startup = "" if seconds is None else f" (startup {seconds:.1f} s)"
+    rewards = library.runs(report.run)[0].metrics.get("reward", []) if report.rewarded else []
+    known = [reward for _, reward in rewards if reward is not None]
     rows = {
         "run": str(report.run),
         "steps": f"{report.steps} of {report.total_steps} in {duration(report.seconds)}{startup}",
         "loss": "" if report.loss is None else f"{report.loss:z.4f}",
+        "reward": losses(-known[0], -known[-1], rewarded=True) if known else "",
         f"validation {'reward' if report.rewarded else 'loss'}": losses(
             report.valid_before, report.valid_after, rewarded=report.rewarded
         ),
