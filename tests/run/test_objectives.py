@@ -155,11 +155,11 @@ def test_a_pair_of_which_one_side_is_cut_away_is_dropped(compared, pairs):
             ConfigError,
             "sft takes none; --teacher is for distill",
         ),
-        ({"objective": "grpo"}, ConfigError, "no --reward"),
+        ({"objective": "grpo"}, ConfigError, "next: name one, such as --reward exact"),
         ({"objective": "grpo", "reward": "exact", "rollouts": 1}, ConfigError, "--rollouts"),
         ({"objective": "grpo", "reward": "exact", "dropout": 0.1}, ConfigError, "--dropout"),
         ({"objective": "grpo", "reward": "no.py:f"}, ConfigError, "no such file"),
-        ({"objective": "distill"}, ConfigError, "no --teacher"),
+        ({"objective": "distill"}, ConfigError, "next: name one, such as --teacher RUN"),
         (
             {"objective": "distill", "objective_options": {"top_k": "4"}},
             ConfigError,

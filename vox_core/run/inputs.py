@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from vox_core.models import Progress
     from vox_core.run.start import Start
 
-_TAKEN_BY = (("rewards", "reward", "grpo and ppo"), ("teacher", "teacher", "distill"))
-"""What an objective may need, its setting, and the objectives that need it."""
+_TAKEN = (("rewards", "reward", "grpo and ppo", "exact"), ("teacher", "teacher", "distill", "RUN"))
+"""What an objective may need, its setting, the objectives that need it, and a value."""
 _OF_ROLLOUTS = ("rollouts", "rollout_tokens", "rollout_temperature", "updates")
 
 
@@ -216,13 +216,12 @@ def _require_rollouts(settings: TrainSettings, objective: Objective | None) -> N
     """Refuse what the objective needs and has not got, or has and does not need (C004)."""
     needs = objective.needs if objective else frozenset()
     found, remedy = "", ""
-    for need, setting, others in _TAKEN_BY:
+    for need, setting, others, value in _TAKEN:
         given = bool(getattr(settings, setting))
         if given != (need in needs):
             takes = f"takes none; --{setting} is for {others}" if given else "needs one"
             found = f"{'' if given else 'no '}--{setting}; {settings.objective} {takes}"
-            about = type(settings).model_fields[setting].description
-            remedy = f"leave out --{setting}" if given else f"add --{setting}: {about}"
+            remedy = f"leave out --{setting}" if given else f"name one, such as --{setting} {value}"
     if objective and learns_from_answers(objective):
         if settings.dropout:
             found = "--dropout, which makes another model of the one that answers"
