@@ -259,7 +259,7 @@ class Proxy(Api):
         limits: Limits,
         key: str | None,
     ) -> None:
-        super().__init__(cast("Engine", gate), models, limits, key)
+        super().__init__(cast("Engine", gate), models, limits, key, lifespan=self._lifespan)
         self._program, self._gate, self._client = program, gate, client
 
     @asynccontextmanager

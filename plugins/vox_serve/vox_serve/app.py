@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -83,6 +83,7 @@ class Api:
         models: by name.
         key: what requests must send as bearer token; None: nothing.
         routes: of further endpoints.
+        lifespan: holds what lives as long as the server's event loop.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Api:
         limits: Limits,
         key: str | None = None,
         routes: Sequence[Route] = (),
+        lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
     ) -> None:
         self._engine, self._models, self._limits = engine, models, limits
         self._created, self._counts = int(time.time()), Counter[str]()
@@ -115,13 +117,8 @@ class Api:
                 HTTPException: _refusal_of_http,
                 Exception: fault,
             },
-            lifespan=self._lifespan,
+            lifespan=lifespan,
         )
-
-    @asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """Hold what lives as long as the server's event loop: here nothing."""
-        yield
 
     # --- models, health, metrics ------------------------------------------------------------------
 
