@@ -47,6 +47,12 @@ def hint(name: str, known: Iterable[str]) -> str:
     return f" ({meant})" if (meant := did_you_mean(name, known)) else ""
 
 
+def counted(number: int | float, noun: str) -> str:
+    """Format a count: `1 row`, `2,000 rows`, `0.5 epochs`."""
+    shown = f"{number:.4g}" if isinstance(number, float) else f"{number:,}"
+    return f"{shown} {noun}" + ("" if number == 1 else "s")
+
+
 def named(reference: str, title: str) -> str:
     """Return a model's reference with its title, which two runs may share: `runs/a (base)`."""
     return reference if reference.rstrip("/").endswith(title) else f"{reference} ({title})"

@@ -103,9 +103,10 @@ def test_a_short_run_ends_with_a_hint(vox, monkeypatch) -> None:
         lines = vox("train", "--out", "runs/a").out.splitlines()
         return [line for line in lines if line.startswith("hint")]
 
-    said = "hint: few steps (3). Try --epochs 12 --batch-size 4{} (about 60 steps), or more than"
-    assert hints() == [said.format(" --lr 1e-3") + " 20 examples"]
-    without = [said.format("") + " 20 examples"]
+    said = "hint: few steps (3). Try --epochs 12 --batch-size 4{} (about 60 steps), or more "
+    said += "examples than 20"
+    assert hints() == [said.format(" --lr 1e-3")]
+    without = [said.format("")]
     assert hints(model=Path("runs/a/model")) == hints(lr=3e-3) == without
     assert hints(objective="dpo") == without
     assert hints(epochs=None) == hints(best_step=2, best_loss=0.5) == []
@@ -185,11 +186,11 @@ def test_the_best_step_is_shown_where_it_is_not_the_last(vox, monkeypatch, adapt
 def test_the_validation_of_a_run_with_rewards_is_shown_as_a_reward(vox, monkeypatch) -> None:
     report = {"valid_before": -0.25, "valid_after": -0.5, "best_step": 2, "best_loss": -0.75}
     monkeypatch.setattr("vox_core.run.train.train", Training(report={**report, "rewarded": True}))
-    lines = vox("train", "--out", "runs/a").out.splitlines()
     rewards = enumerate((0.125, math.nan, 0.5), 1)
     make_run(Path("runs/a"), [ObjectiveMetrics(step, {"reward": each}) for step, each in rewards])
-    assert "validation reward  0.2500 -> 0.5000" in lines
+    lines = vox("train", "--out", "runs/a").out.splitlines()
     assert "reward             0.1250 -> 0.5000" in lines
+    assert "validation reward  0.2500 -> 0.5000" in lines
     assert any(line.startswith("best               0.7500 after step 2") for line in lines)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.plugin_site import MANIFEST, Site
 from vox_core.cli import failures, root
-from vox_core.cli.output import print_json, printable
+from vox_core.cli.output import counted, print_json, printable
 
 STEERING = "a\x1b[2J\r\x9b1m\u202eb\ud800"
 
@@ -17,6 +17,20 @@ def test_what_steers_is_written_out() -> None:
     assert printable(STEERING) == r"a\x1b[2J\r\x9b1m\u202eb\ud800"
     assert printable("é\n\t日本") == r"é\n\t日本"
     assert printable("a\n\tb\x07", lines=True) == "a\n\tb\\x07"
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "shown"),
+    [
+        (0, "row", "0 rows"),
+        (1, "row", "1 row"),
+        (2000, "row", "2,000 rows"),
+        (1.0, "epoch", "1 epoch"),
+        (1.00433, "epoch", "1.004 epochs"),
+    ],
+)
+def test_counts_agree_with_their_nouns(number: float, noun: str, shown: str) -> None:
+    assert counted(number, noun) == shown
 
 
 def test_json_says_the_same_without_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from vox_core.cli.options import (
     with_files as with_files,
 )
 from vox_core.cli.output import (
+    counted as counted,
     duration as duration,
     losses as losses,
     megabytes as megabytes,

@@ -9,7 +9,7 @@ import click
 from vox_core import library
 from vox_core.cli.lazy import Command, json_option
 from vox_core.cli.options import options_of
-from vox_core.cli.output import print_json, print_table, printable
+from vox_core.cli.output import counted, print_json, print_table, printable
 from vox_core.config import MergeSettings
 from vox_core.errors import command
 
@@ -39,7 +39,7 @@ def _show(report: MergeReport) -> None:
     proof, quantised = report.proof, report.requantised
     rows = {
         "merged": str(report.out),
-        "base": f"{report.base}, {report.modules} modules changed",
+        "base": f"{report.base}, {counted(report.modules, 'module')} changed",
         "verified": f"logits differ from base + adapter by {proof.relative:.1e} "
         f"(allowed {proof.tolerance:.1e}), median of {proof.positions} positions",
         "adapter": f"changes the logits by {proof.adapter_effect:.1e}; {_kept(proof)}",

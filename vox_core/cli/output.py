@@ -11,6 +11,7 @@ import click
 
 from vox_core.text import (
     CONTROLS,
+    counted as counted,
     duration as duration,
     losses as losses,
     megabytes as megabytes,

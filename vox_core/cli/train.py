@@ -192,7 +192,7 @@ def _hint(report: TrainReport) -> str:
     rate = " --lr 1e-3" if of_adapter and (report.lr or 0) < 1e-3 else ""
     return (
         f"hint: few steps ({report.steps}). Try --epochs {epochs:g} --batch-size 4{rate} "
-        f"(about {report.rows * epochs / 4:.0f} steps), or more than {report.rows} examples"
+        f"(about {report.rows * epochs / 4:.0f} steps), or more examples than {report.rows}"
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 from vox_core.data.dataset import Dataset
 from vox_core.data.encode import NAMED, EncodeStats
 from vox_core.errors import DataError
+from vox_core.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Finding:
         told = self.kind.what
         if self.rows is not None:
             of = "" if self.looked_at is None else f" of {self.looked_at:,} looked at"
-            told = f"{self.rows:,} {'row' if self.rows == 1 else 'rows'}{of}: {told}"
+            told = f"{counted(self.rows, 'row')}{of}: {told}"
         more = ", …" if self.rows is not None and self.rows > len(self.places) else ""
         where = f" ({', '.join(self.places)}{more})" if self.places else ""
         detail = f"; {self.detail}" if self.detail else ""
@@ -68,10 +69,9 @@ class Audit:
         dataset, stats = self.dataset, self.dataset.stats
         if stats.prompts:
             return f"{dataset.tokens:,} tokens of prompts, which the model answers"
-        return (
-            f"{dataset.tokens:,} tokens, {dataset.trained_tokens:,} trained "
-            f"({self.trained_share:.1%}); {stats.ended:,} rows end with a trained end-of-turn token"
-        )
+        ended = f"{counted(stats.ended, 'row')} with a trained end-of-turn token"
+        trained = f"{dataset.trained_tokens:,} trained ({self.trained_share:.1%})"
+        return f"{dataset.tokens:,} tokens, {trained}; {ended}"
 
     def of_level(self, level: Level) -> list[Finding]:
         return [finding for finding in self.findings if finding.kind.level == level]

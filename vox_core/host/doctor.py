@@ -51,7 +51,7 @@ from vox_core.host.probe import (
     unmet,
 )
 from vox_core.host.process import Failed, child_command, output_of
-from vox_core.text import did_you_mean, hint
+from vox_core.text import counted, did_you_mean, hint
 
 Status: TypeAlias = Literal["installed", "disabled", "available", "incompatible", "broken"]
 
@@ -246,7 +246,7 @@ def _catalog() -> Check:
         known = known_plugins()
     except ConfigError as error:
         return Check("catalog", False, f"{on_one_line(error)} ({error.where})", error.remedy)
-    return Check("catalog", True, f"{len(known)} plugins: {', '.join(known)}")
+    return Check("catalog", True, f"{counted(len(known), 'plugin')}: {', '.join(known)}")
 
 
 def _static(plugin: Found, machine: Machine, blocked_by: str | None) -> list[Check]:

@@ -327,7 +327,7 @@ def card(run: RunPlan, step: int, before: float | None, after: float | None) -> 
         **({"teacher": teacher} if teacher else {}),
         "method": f"{adapter.method}, {'' if whole else kind}{run.trained_elements:,} parameters",
         "data": data_size(contract),
-        "steps": f"{step} of {contract.total_steps}, {contract.batch_size} examples each",
+        "steps": f"{step} of {contract.total_steps}, batch size {contract.batch_size}",
         "optimizer": f"{_OPTIMIZERS[optimizer.name]}, "
         f"peak rate {optimizer.lr:g}, {optimizer.schedule}",
         "seed": str(contract.seed),

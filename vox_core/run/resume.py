@@ -176,7 +176,7 @@ class PreviousRun:
                 "P003",
                 "the run is further than it is to go",
                 where=there[0],
-                found=f"{last} steps are done",
+                found=f"step {last} is done",
                 expected=f"more than that; --max-steps or --epochs says {total}",
                 remedy="say more, or train anew with another --out",
             )

@@ -41,6 +41,7 @@ from vox_core.run.inputs import Datasets, RunInputs, build_datasets, read_inputs
 from vox_core.run.reference import Sources, data_files, model_files
 from vox_core.run.resume import PinnedPlan, PreviousRun
 from vox_core.run.start import require_same_adapter, starting_adapter
+from vox_core.text import counted
 from vox_core.weights import STORED_AS, numpy_dtype
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class RunPlan:
     def notices(self) -> Iterator[Notice]:
         """Yield notices and warnings about data and settings."""
         rows, data, contract = self.inputs.rows, self.data, self.contract
-        yield Notice(f"{plan.data_size(contract)}; {_count(contract.total_steps, 'step')}")
+        yield Notice(f"{plan.data_size(contract)}; {counted(contract.total_steps, 'step')}")
         if wrong := rate_warning(contract.optimizer.lr, contract.adapter.method):
             yield wrong
         if experts := plan.find_experts(self.inputs.config, self.inputs.weights.tensors):
@@ -106,10 +107,10 @@ class RunPlan:
         yield from map(Notice, rows.report.told())
         for what, side in (("training row", data.train), ("validation row", data.valid)):
             if side and (lost := side.stats.dropped["preference pair"]):
-                yield Notice(f"{_count(lost, what)} dropped: preference pair", "warning")
+                yield Notice(f"{counted(lost, what)} dropped: preference pair", "warning")
             for how, count in (side.stats.truncated if side else {}).items():
                 if cut := _CUTS.get(how):
-                    text = f"{_count(count, what)} longer than {contract.seq_len} tokens: {cut}"
+                    text = f"{counted(count, what)} longer than {contract.seq_len} tokens: {cut}"
                     yield Notice(text, "info" if how == "split" else "warning")
         yield from (Notice(text, "warning") for text in self._warnings())
 
@@ -119,7 +120,7 @@ class RunPlan:
         yield from rows.report.warnings()
         if self.inputs.objective is None:  # which may read any field, as may a reward
             for name, count in unused_fields([*rows.train, *rows.valid]).items():
-                yield f'the field "{name}" of {_count(count, "row")} is not used'
+                yield f'the field "{name}" of {counted(count, "row")} is not used'
         yield from self._odd_settings()
         yield from dict.fromkeys((*data.train.notes, *(data.valid.notes if data.valid else ())))
         for what, found in data.audits.items():
@@ -277,10 +278,6 @@ def space_needed(run: RunPlan) -> int:
         return checkpoints + 4 * run.trained_elements
     every = sum(math.prod(info.shape) for info in run.inputs.weights.tensors.values())
     return checkpoints + 2 * every * numpy_dtype(STORED_AS[made.dtype]).itemsize
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 # --- what is refused --------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def test_what_is_trained_stands_in_brackets(vox, data: Path) -> None:
     assert f"── {data}:1, prompt/completion, " in done.out
     assert f"── {data}:3, text, " in done.out and "rendered-text ──" in done.out
     assert "rows     3 of 3, at most 2,048 tokens each" in done.out
-    assert "3 rows end with a trained end-of-turn token" in done.out
+    assert "3 rows with a trained end-of-turn token" in done.out
     assert "markers; nothing needs to be done [no-markers]" in done.out
     assert re.search(rf"warning: 1 row: .* \({data}:3\); .* \[rendered-text\]", done.out)
 
@@ -56,7 +56,7 @@ def test_an_objective_shows_the_sides_of_a_pair(vox, data: Path) -> None:
     assert chosen.startswith("chosen, ") and "⟦so<" in chosen
     assert rejected.startswith("rejected, ") and "⟦a word<" in rejected
     assert "rows     1 of 2, " in done.out and "audited  2 rows, " in done.out
-    assert "; 2 rows end with a trained end-of-turn token" in done.out
+    assert "; 2 rows with a trained end-of-turn token" in done.out
 
 
 def test_data_do_not_steer_the_terminal(vox, data: Path) -> None:

@@ -48,7 +48,7 @@ def test_without_a_model_nothing_is_tokenised(vox, data: Path, monkeypatch) -> N
     assert told["rows"] == "3, 1 more cannot be read: vox data check says why"
     assert told["formats"] == "prompt/completion 67 %, text 33 %"
     assert told["messages"] == "2 user, 2 assistant"
-    assert told["duplicates"] == f"1 rows repeat one of 1 ({data}:2 as {data}:1)"
+    assert told["duplicates"] == f"1 repetition of 1 row ({data}:2 as {data}:1)"
     assert "tokens" not in told and "--seq-len" not in done.out
     assert "\x1b" not in done.out
 
@@ -62,7 +62,8 @@ def test_prompts_are_dropped_where_they_leave_no_room_for_an_answer(vox, data: P
     middle = lengths["percentiles"]["50"]
     for seq_len, dropped in ((middle + 1, 1), (middle, 2)):
         done = vox(*given, "--seq-len", seq_len)
-        assert f"per row; {3 - dropped} prompts, which the model answers\n" in done.out
+        prompts = "2 prompts" if dropped == 1 else "1 prompt"
+        assert f"per row; {prompts}, which the model answers\n" in done.out
         assert "trained" not in done.out
         lines = [line.split() for line in done.out.splitlines()]
         assert ["--seq-len", "rows", "dropped", "tokens", "in", "them"] in lines
@@ -93,7 +94,7 @@ def test_files_are_data_and_what_is_of_chosen_rows_says_so(vox, data: Path) -> N
     asked = ("data", "stats", data, "--model", "tiny")
     assert "filtered rows" not in vox(*asked).out
     some = vox(*asked, "--category", "a").out
-    assert "with tiny, in the 1 filtered rows; the other lines cover all rows" in some
+    assert "with tiny, in 1 filtered row; the other lines cover all rows" in some
 
 
 def test_a_model_in_vox_toml_counts_as_named(vox, data: Path, monkeypatch) -> None:

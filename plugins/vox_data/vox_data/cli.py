@@ -13,6 +13,7 @@ import click
 
 from vox_core.api.commands import (
     Command,
+    counted,
     describe,
     files_argument,
     given,
@@ -143,7 +144,7 @@ def _show_check(report: CheckReport) -> None:
             click.echo(printable(f"- {finding.kind.level}: {finding}", lines=True))
     if not (faults := report.faults).total:
         return
-    click.echo(f"\n{faults.total:,} error{_s(faults.total)}, by kind:")
+    click.echo(f"\n{counted(faults.total, 'error')}, by kind:")
     for kind, count in faults.kinds.most_common():
         click.echo(printable(f"{count:>9,}  {kind}"))
     click.echo(f"\nthe first {len(faults.first)}:" if len(faults.first) > 1 else "\nthe first:")
@@ -155,13 +156,9 @@ def _show_check(report: CheckReport) -> None:
 def _file(file: FileReport, names: Mapping[str, str]) -> str:
     named = ((names.get(form, form), rows) for form, rows in file.forms.most_common())
     forms = ", ".join(f"{rows:,} {form}" for form, rows in named) or "no rows"
-    wrong = f"; {file.faulty:,} row{_s(file.faulty)} with errors" if file.faulty else ""
+    wrong = f"; {counted(file.faulty, 'row')} with errors" if file.faulty else ""
     side = "" if file.side == "train" else f" ({file.side})"
     return f"{file.name}{side}: {forms}{wrong}"
-
-
-def _s(number: int) -> str:
-    return "" if number == 1 else "s"
 
 
 # --- vox data stats -------------------------------------------------------------------------------
@@ -216,8 +213,8 @@ def _stats_rows(found: Stats) -> Iterator[tuple[str, str]]:
         share = tokens.trained / tokens.tokens if tokens.tokens else 0
         of_them = f"{tokens.trained:,} trained ({share:.1%})"
         if tokens.prompts:
-            of_them = f"{tokens.prompts:,} prompts, which the model answers"
-        of = f", in the {tokens.rows:,} filtered rows; the other lines cover all rows"
+            of_them = f"{counted(tokens.prompts, 'prompt')}, which the model answers"
+        of = f", in {counted(tokens.rows, 'filtered row')}; the other lines cover all rows"
         chosen = of if tokens.rows != found.rows else ""
         yield "tokens", f"{tokens.lengths.total:,} with {tokens.model}{chosen}"
         yield (
@@ -228,10 +225,11 @@ def _stats_rows(found: Stats) -> Iterator[tuple[str, str]]:
     yield "characters", f"{found.characters.total:,}"
     yield "  per row", _lengths(found.characters)
     yield "messages", ", ".join(f"{n:,} {role}" for role, n in found.roles.items()) or "none"
-    turns = {f"{n} answer{'' if n == 1 else 's'}": rows for n, rows in found.turns.items()}
+    turns = {counted(n, "answer"): rows for n, rows in found.turns.items()}
     yield "turns", _shares(turns, sum(found.turns.values())) or "none"
     yield "duplicates", _duplicates(found)
-    yield "languages", f"{_shares(found.languages, found.sample)}, of {found.sample:,} rows"
+    of = counted(found.sample, "row")
+    yield "languages", f"{_shares(found.languages, found.sample)}, of {of}"
     for name, values in found.attributes.items():
         numbers = found.numbers.get(name) if len(values) > MOST_SHOWN else None
         yield name, _spread(numbers, found.rows) if numbers else _shares(values, found.rows)
@@ -266,7 +264,8 @@ def _duplicates(found: Stats) -> str:
         return "none"
     named = ", ".join(f"{row} as {first}" for row, first in twice.first)
     more = ", …" if twice.rows > len(twice.first) else ""
-    return f"{twice.rows:,} rows repeat one of {twice.repeated:,} ({named}{more})"
+    of = counted(twice.repeated, "row")
+    return f"{counted(twice.rows, 'repetition')} of {of} ({named}{more})"
 
 
 def _unit(tokens: TokenStats) -> str:
@@ -463,9 +462,10 @@ def _show_mix(report: MixReport, out: Path) -> None:
     head = ("source", "rows", "taken", "requested", "share", "left out")
     print_columns([head, *_mix_rows(report)])
     done = "written" if report.fresh else "up to date, nothing written"
+    rows = counted(report.rows, "row")
     print_table(
         {
-            "mixture": f"{out}: {report.rows:,} rows, {report.bytes / 1e6:,.1f} MB; {done}",
+            "mixture": f"{out}: {rows}, {report.bytes / 1e6:,.1f} MB; {done}",
             "fingerprint": report.fingerprint,
         }
     )
@@ -548,7 +548,7 @@ def generate(
             | {"rejected": dict(made.rejected)}
         )
         return
-    click.echo(f"{made.kept} of {made.prompts} rows kept")
+    click.echo(f"{made.kept} of {counted(made.prompts, 'row')} kept")
     for reason, count in made.rejected.items():
         click.echo(printable(f"{count:>9,}  {reason}"))
     click.echo(printable(f"next: {command('vox', 'train', '--data', out / 'train.jsonl')}"))

@@ -15,6 +15,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from vox_core.api.commands import counted
 from vox_core.api.files import write_text
 from vox_core.api.models import Observe, Progress, ignore
 from vox_core.api.rows import (
@@ -86,7 +87,7 @@ class PreviewReport:
         if self.notes:
             told["template"] = "; ".join(self.notes)
         if self.audit:
-            told["audited"] = f"{self.audited:,} rows, {self.audit}"
+            told["audited"] = f"{counted(self.audited, 'row')}, {self.audit}"
         return told | ({"error": str(self.error)} if self.error else {})
 
     def to_json(self) -> dict[str, Any]:

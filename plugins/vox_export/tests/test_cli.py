@@ -52,7 +52,7 @@ def test_convert_shows_its_checks(vox, monkeypatch) -> None:
     assert done.out.splitlines() == [
         "exported  there",
         "format    PEFT to mlx-lm",
-        "base      m, 14 modules, 1 whole tensors",
+        "base      m, 14 modules, 1 whole tensor",
         "update    differs from the source's by 3.0e-08 of its size at most",
         "logits    cpu and mlx differ by 2.0e-05 at most (1.0e-06 of their size) at 32 positions",
         "note: it is big",

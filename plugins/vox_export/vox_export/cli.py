@@ -8,6 +8,7 @@ import click
 
 from vox_core.api.commands import (
     Command,
+    counted,
     json_option,
     megabytes,
     options_of,
@@ -108,11 +109,11 @@ def _next(report: ExportReport) -> str:
 
 
 def _converted(report: ConvertReport) -> dict[str, str]:
-    whole = f", {report.saved} whole tensors" if report.saved else ""
+    whole = f", {counted(report.saved, 'whole tensor')}" if report.saved else ""
     return {
         "exported": str(report.out),
         "format": f"{NAMES[report.source_format]} to {NAMES[report.format]}",
-        "base": f"{report.base}, {report.modules} modules{whole}",
+        "base": f"{report.base}, {counted(report.modules, 'module')}{whole}",
         "update": f"differs from the source's by {report.update_error:.1e} of its size at most",
         "logits": _logits(report),
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.api.commands import Group, json_option, print_json, print_table, printable
+from vox_core.api.commands import Group, counted, json_option, print_json, print_table, printable
 from vox_core.api.progress import display
 from vox_core.errors import command
 
@@ -103,7 +103,7 @@ def _show(report: ExtractReport) -> None:
     print_table(
         {
             "written": str(report.out),
-            "rows": f"{report.rows:,} from {report.files:,} files",
+            "rows": f"{report.rows:,} from {counted(report.files, 'file')}",
             "kinds": _counts(report.kinds),
             "licence": _counts(report.licences),
             "left out": _counts(report.left_out) or "nothing",
@@ -116,5 +116,5 @@ def _show(report: ExtractReport) -> None:
     click.echo(printable(f"next: {command('vox', 'data', 'check', '--data', report.out)}"))
 
 
-def _counts(counted: dict[str, int]) -> str:
-    return ", ".join(f"{name} {number:,}" for name, number in counted.items())
+def _counts(found: dict[str, int]) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in found.items())

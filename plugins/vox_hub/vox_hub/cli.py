@@ -6,6 +6,7 @@ import click
 
 from vox_core.api.commands import (
     Command,
+    counted,
     json_option,
     megabytes,
     print_json,
@@ -60,7 +61,7 @@ def push(
     if dry_run:
         _show_upload(upload, public, as_json)
         return upload
-    files = f"{len(upload.files)} files, {megabytes(sum(upload.sizes.values()))}"
+    files = f"{counted(len(upload.files), 'file')}, {megabytes(sum(upload.sizes.values()))}"
     click.echo(printable(f"uploading {files}: {', '.join(upload.files)}"), err=True)
     pushed = upload_files(upload, public=public, base_model=base_model, warn=_warn)
     if as_json:
@@ -70,11 +71,11 @@ def push(
     return pushed
 
 
-def _show_upload(upload: Upload, public: bool, as_json: bool) -> None:
 def _warn(text: str) -> None:
     click.echo(printable(f"warning: {text}"), err=True)
 
 
+def _show_upload(upload: Upload, public: bool, as_json: bool) -> None:
     """Print what would be uploaded."""
     if as_json:
         about = {name: getattr(upload, name) for name in _OF_AN_UPLOAD}
@@ -91,7 +92,7 @@ def _show(pushed: Pushed) -> None:
     rows = {
         "uploaded": f"{pushed.url} ({'private' if pushed.private else 'public'})",
         "commit": pushed.commit,
-        "verified": f"the commit names the digests of the {len(pushed.files)} files here",
+        "verified": f"the commit names the digests of {counted(len(pushed.files), 'file')} here",
     }
     if any(name.startswith("adapter_model") for name in pushed.files):
         rows["adapter"] = "the one that training wrote" if pushed.trained else NOT_COMPARED

@@ -644,7 +644,7 @@ def test_a_plan_shows_each_finding_once(tiny, settings, data, capsys) -> None:
     assert everything.count("cut-in-answer") == everything.count("cut at --seq-len") == 1
     lines = [" ".join(line.split()) for line in shown.out.splitlines()]
     assert [line.startswith("masks ") for line in lines].count(True) == 2
-    assert any("; 6 of 7 rows end with a trained end-of-turn token" in line for line in lines)
+    assert any("; 6 of 7 rows with a trained end-of-turn token" in line for line in lines)
     print_json(made)
     told = json.loads(capsys.readouterr().out)
     assert told["audit"] == json.loads((run / "preflight.json").read_text())["audit"]

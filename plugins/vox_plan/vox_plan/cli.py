@@ -12,6 +12,7 @@ import click
 from vox_core.api.commands import (
     TRAIN_SECTIONS,
     Command,
+    counted,
     duration,
     files_argument,
     json_option,
@@ -163,7 +164,8 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
         yield "full fine-tuning", parameters
     else:
         kind = f"{adapter.method}, rank {adapter.rank}, {parameters}"
-        yield "adapter", f"{kind}, {adapter.modules} modules: {', '.join(adapter.targets)}"
+        modules = counted(adapter.modules, "module")
+        yield "adapter", f"{kind}, {modules}: {', '.join(adapter.targets)}"
     yield "disk", _room(report.disk)
     if merge := report.merge:
         yield "to merge it", f"{_peak(merge.memory)}; disk {_room(merge.disk)}"
@@ -178,17 +180,19 @@ def _model(report: PlanReport) -> str:
 
 def _data(report: PlanReport) -> Iterator[tuple[str, str]]:
     if report.assumed:
-        documents, tokens = report.assumed["documents"], report.assumed["tokens"]
-        yield "data", f"none given; assumed: {documents} examples of {tokens} tokens per step"
+        documents = counted(report.assumed["documents"], "example")
+        tokens = report.assumed["tokens"]
+        yield "data", f"none given; assumed: {documents} of {tokens} tokens per step"
     sides = ("data", report.data, "training"), ("validation", report.valid, "validation")
     for label, data, what in sides:
         if data is None:
             continue
         audit = report.audit.get(what, {})
-        unit = "prompts" if "prompts" in audit else "examples"
+        unit = "prompt" if "prompts" in audit else "example"
         yield (
             label,
-            f"{data['rows']} rows, {data['documents']} {unit}, {data['tokens']:,} tokens"
+            f"{counted(data['rows'], 'row')}, {counted(data['documents'], unit)}, "
+            f"{counted(data['tokens'], 'token')}"
             + (f", {trained:,} trained" if (trained := data["trained_tokens"]) else "")
             + f"; longest {data['longest']}",
         )
@@ -204,26 +208,27 @@ def _data(report: PlanReport) -> Iterator[tuple[str, str]]:
 def _masks(audit: Mapping[str, Any]) -> str:
     """Counts; the audit's findings are among the warnings."""
     if prompts := audit.get("prompts"):
-        return f"{prompts:,} prompts, which the model answers"
+        return f"{counted(prompts, 'prompt')}, which the model answers"
     ended, others = audit["rows_with_trained_end"], audit["rows_without_trained_end"]
     return (
-        f"{audit['trained_share']:.1%} of the tokens are trained; {ended:,} of {ended + others:,} "
-        "rows end with a trained end-of-turn token"
+        f"{audit['trained_share']:.1%} of the tokens are trained; {ended:,} of "
+        f"{counted(ended + others, 'row')} with a trained end-of-turn token"
     )
 
 
 def _steps(report: PlanReport) -> str:
     steps = report.steps
     number = "as many as the data gives" if steps.total is None else str(steps.total)
-    text = f"{number}, of {steps.batch_size} examples each"
+    text = f"{number}, of {counted(steps.batch_size, 'example')} each"
     if steps.answers:
-        text = f"{number}, of {steps.answers} answers to each of {steps.batch_size} prompts"
+        asked = counted(steps.batch_size, "prompt")
+        text = f"{number}, of {counted(steps.answers, 'answer')} to each of {asked}"
     elif (work := steps.work) is None:
         text += f", about {steps.tokens:,} tokens"
     else:
         text += (
-            f": {work.epochs:.4g} epochs, or {work.documents:,} examples with {work.tokens:,} "
-            f"tokens, {work.trained_tokens:,} of them trained"
+            f": {counted(work.epochs, 'epoch')}, or {counted(work.documents, 'example')} with "
+            f"{work.tokens:,} tokens, {work.trained_tokens:,} of them trained"
         )
     return f"{text}; at most {steps.largest['laid']:,} tokens at once"
 
@@ -236,10 +241,11 @@ def _speed(report: PlanReport) -> Iterator[tuple[str, str]]:
             why = "vox predicts that of supervised training in one process alone"
         yield "time", f"unknown: {why}"
         return
+    steps = counted(speed.steps, "step")
     how = {
-        "measured": f"{speed.steps} steps measured now",
+        "measured": f"{steps} measured now",
         "tuned": "as it was tuned",
-        "earlier": f"as in {speed.run} ({speed.steps} steps); --measure runs a few of this run",
+        "earlier": f"as in {speed.run} ({steps}); --measure runs a few of this run",
     }
     yield "speed", f"{speed.tokens_per_second:,.0f} tokens/s, {how[speed.how]}"
     if speed.whole is not None and speed.seconds is not None:

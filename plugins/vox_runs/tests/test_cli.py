@@ -72,7 +72,7 @@ def test_show(vox, tmp_path: Path) -> None:
     assert told["loss"] == "4.0000 -> 1.0000 (75 % lower)"
     assert told["validation loss"] == "5.0000 -> 1.5000 (70 % lower)"
     assert told["after steps"] == "0: 5.0000, 4: 1.5000"
-    assert (told["tokens/s"], told["checkpoints"], told["warnings"]) == ("200", "4", "careful")
+    assert (told["tokens/s"], told["checkpoints"], told["warnings"]) == ("200", "step 4", "careful")
     assert "█▆▃▁" in done.out
     assert "next" not in told
     told = json.loads(vox("runs", "show", "r", "--json").out)

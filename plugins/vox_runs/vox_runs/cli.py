@@ -16,6 +16,7 @@ import click
 from vox_core.api.commands import (
     STOPPED,
     Group,
+    counted,
     duration,
     json_option,
     losses,
@@ -132,8 +133,7 @@ def plot(run: tuple[Path, ...], out: Path | None) -> None:
     from vox_runs.plot import plot as drawn
 
     out = out or default_out(run)
-    count = len(drawn(run, out))
-    click.echo(f"{printable(out)}: {count} {'curve' if count == 1 else 'curves'}")
+    click.echo(f"{printable(out)}: {counted(len(drawn(run, out)), 'curve')}")
 
 
 def _without_curves(summary: Summary) -> dict[str, Any]:
@@ -179,10 +179,11 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         ),
         "tokens/s": f"{summary.tokens_per_second or 0:,.0f}" if summary.tokens_per_second else "",
         "memory": megabytes(summary.memory) if summary.memory else "",
-        "checkpoints": _some(map(str, summary.checkpoints)) or _no_checkpoints(summary),
+        "checkpoints": _some(f"step {each}" for each in summary.checkpoints)
+        or _no_checkpoints(summary),
         "resumed": f"{summary.resumes} times" if summary.resumes > 1 else "once" * summary.resumes,
         "warnings": "\n".join(_short(each, 300) for each in summary.warnings[-SHOWN:]),
-        "passed over": f"{summary.passed_over} lines of telemetry that cannot be read"
+        "passed over": f"{counted(summary.passed_over, 'line')} of telemetry that cannot be read"
         if summary.passed_over
         else "",
         "next": resumed if summary.status in _RESUMABLE and not _lost(summary) else "",
