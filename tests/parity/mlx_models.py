@@ -49,6 +49,12 @@ _THREE_TO_ONE = {
     "sliding_window": 16,
     "layer_types": [*["sliding_attention"] * 3, "full_attention"],
 }
+_MULTIPLIERS = {
+    "embedding_multiplier": 2.0,
+    "logits_scaling": 3.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
+}
 _LINEAR_ATTENTION = {
     "num_hidden_layers": 4,
     "linear_num_key_heads": 2,
@@ -58,8 +64,32 @@ _LINEAR_ATTENTION = {
     # Gradients and logits of this family grow with its weights: see held.SPREAD.
     "initializer_range": 0.05,
 }
+_LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+# Two groups of four experts; each token has two of one group.
+_ROUTED = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "moe_intermediate_size": 32,
+}
 OWN: dict[str, dict[str, Any]] = {
     "cohere2": _THREE_TO_ONE,
+    "deepseek_v3": {
+        **_ROUTED,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 24,
+    },
+    "dots1": {**_ROUTED, "sliding_window": None},
     "gemma2": {"query_pre_attn_scalar": 16, "sliding_window": 64},
     "gemma3_text": {
         "query_pre_attn_scalar": 16,
@@ -67,15 +97,28 @@ OWN: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "glm4": {"partial_rotary_factor": 0.5},
-    "granite": {
-        "embedding_multiplier": 2.0,
-        "logits_scaling": 3.0,
-        "residual_multiplier": 0.5,
-        "attention_multiplier": 0.2,
+    "glm4_moe": {**_ROUTED, "use_qk_norm": True},
+    "gpt_oss": {
+        **_LOCAL,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "granite": _MULTIPLIERS,
+    "granitemoe": {**_LOCAL, **_MULTIPLIERS},
+    "lfm2_moe": {
+        **_EXPERTS,
+        "layer_types": ["conv", "full_attention", "full_attention"],
+        "num_hidden_layers": 3,
+        "num_dense_layers": 1,
     },
     "mistral": {"sliding_window": 16},
+    "mixtral": _LOCAL,
     "olmo3": _THREE_TO_ONE,
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 48},
     "qwen3_5_text": _LINEAR_ATTENTION,
+    "qwen3_moe": {**_EXPERTS, "norm_topk_prob": True},
+    "qwen3_next": {**_EXPERTS, **_LINEAR_ATTENTION, "shared_expert_intermediate_size": 48},
 }
 """Family -> settings beside those that all have."""
 
@@ -96,6 +139,9 @@ def make(family: str, folder: Path, **changed: Any) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():  # norms and biases that do something
             parameter.add_(0.02 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith(("e_score_correction_bias", "expert_bias")):  # between experts
+                buffer.add_(0.2 * torch.randn_like(buffer))
     model.save_pretrained(folder)
     return folder
 

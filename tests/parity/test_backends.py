@@ -14,14 +14,16 @@ import pytest
 
 from tests.parity import held, tolerances
 from tests.parity.held import Trained, apart, distance
-from vox_testing.tiny import FAMILIES
+from vox_testing.tiny import FAMILIES, MIXTURES
 
 METHODS = ("lora", "rslora", "dora")
 against = pytest.mark.parametrize("backend", ["mlx", pytest.param("cuda", marks=pytest.mark.gpu)])
+every = pytest.mark.parametrize("family", sorted([*FAMILIES, *MIXTURES]))
 families = pytest.mark.parametrize("family", sorted(FAMILIES))
 # rsLoRA is LoRA with another scale: one family says whether it is the right one. DoRA's first step
 # is held for every family; twenty for those whose layers are of another kind than a Llama's.
 APART = ("llama", "gpt2", "qwen3_5")
+LORA = [(family, "lora") for family in sorted(MIXTURES)]
 cases = pytest.mark.parametrize(
     ("family", "method"),
     [
@@ -30,7 +32,8 @@ cases = pytest.mark.parametrize(
         else (family, method)
         for family in sorted(FAMILIES)
         for method in METHODS
-    ],
+    ]
+    + LORA,
 )
 curves = pytest.mark.parametrize(
     ("family", "method"),
@@ -38,8 +41,17 @@ curves = pytest.mark.parametrize(
         pytest.param(family, method, marks=[pytest.mark.long] * (family not in shown))
         for family in sorted(FAMILIES)
         for method, shown in (("lora", FAMILIES), ("rslora", ["llama"]), ("dora", APART))
-    ],
+    ]
+    + LORA,
 )
+
+ROUTERS = {
+    "glm4_moe": "mlp.gate",
+    "granitemoe": "block_sparse_moe.router",
+    "mixtral": "mlp.gate",
+    "qwen2_moe": "mlp.gate",
+}
+"""In the words of transformers' modules."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +80,7 @@ def first_step(root: Path, family: str, method: str, backend: str) -> dict[str, 
 
 
 @against
-@families
+@every
 def test_the_bases_logits(root, family, backend):
     folder = held.model(root, family)
     assert apart(held.logits(backend, folder), held.logits("cpu", folder)) < tolerances.LOGITS
@@ -147,7 +159,16 @@ def test_the_merged_weights(root, family, method, backend):
 
 
 @against
-@families
+@pytest.mark.parametrize(("family", "router"), ROUTERS.items())
+def test_the_loss_while_a_router_learns(root, family, router, backend):
+    folder, saved = held.model(root, family), (f"model.layers.1.{router}",)
+    mine, other = (held.train(b, folder, 5, modules_to_save=saved) for b in (backend, "cpu"))
+    assert mine.losses == pytest.approx(other.losses, rel=tolerances.LOSS)
+    assert mine.losses != pytest.approx(held.train(backend, folder, 5).losses, rel=1e-4)
+
+
+@against
+@every
 def test_greedy_generation_token_by_token(root, family, backend):
     folder = held.model(root, family)
     state = held.adapter(folder, "lora")

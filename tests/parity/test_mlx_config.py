@@ -28,6 +28,7 @@ FAMILIES = sorted(set(mlx_models.listed()) - COMPOSITES)
 # Where mlx-lm scales the rotary embedding as transformers does.
 SCALED = (
     "gemma3_text",
+    "gpt_oss",
     "granite",
     "llama",
     "mistral",
@@ -192,8 +193,9 @@ def activation(family: str) -> str:
     return "hidden_activation" if family.startswith("gemma") else "hidden_act"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"lfm2_moe"}))
 def test_another_activation(family, tmp_path):
+    """`lfm2_moe` has one in all its models."""
     told = refused(make(family, tmp_path, **{activation(family): "relu"}))
     assert f"{activation(family)} = 'relu'" in told
 

@@ -36,8 +36,11 @@ class HasShape(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-# Stored by old releases of transformers, and no parameters: masks and frequencies.
-_BUFFER = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.inv_freq$")
+# Stored, and no parameters: masks and frequencies (by old releases of transformers), and what
+# balances experts.
+_BUFFER = re.compile(
+    r"\.(attn|attention)\.(masked_)?bias$|\.(inv_freq|e_score_correction_bias|expert_bias)$"
+)
 
 # Mamba multiplies with the weight of `dt_proj` itself, past an adapter, and of these families PEFT
 # adapts no `out_proj`.
@@ -79,6 +82,8 @@ FAMILIES: dict[str, Family] = {
     "llama4": Family(
         renames=((r"^language_model\.", ""),), absent=r"^(vision_model|multi_modal_projector)\."
     ),
+    "granitemoe": Family(renames=((r"\.router\.layer\.", ".router."),)),
+    "mixtral": Family(renames=((r"\.block_sparse_moe\.", ".mlp."),)),
     "nemotron_h": Family(renames=((r"^backbone\.", "model."),)),
     "gpt_neox": Family(renames=((r"^embed_out\.", "lm_head."),)),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"), _QWEN3_5),
@@ -169,10 +174,15 @@ def trained_parameters(
         owner = name.rpartition(".")[0]
         if targets:
             return owner in chosen
-        return not (is_beside(name) or _BUFFER.search(name) or (tied and _HEAD.match(owner)))
+        return not (is_beside(name) or is_buffer(name) or (tied and _HEAD.match(owner)))
 
     names = parameter_names(tensors, model_type)
     return {name: tensor for name, tensor in names.items() if is_trained(name)}
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a stored tensor is a mask or the like, and no parameter."""
+    return bool(_BUFFER.search(name))
 
 
 def is_beside(path: str) -> bool:

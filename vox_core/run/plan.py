@@ -11,6 +11,7 @@ from vox_core.adapter.targets import (
     HasShape,
     experts,
     format_of,
+    is_buffer,
     leaf_names,
     linear_modules,
     parameter_names,
@@ -198,7 +199,7 @@ def _modules(
     saved = {
         name: tensor
         for name, tensor in parameter_names(tensors, contract.model.model_type).items()
-        if _owner_in(name, contract.adapter.modules_to_save)
+        if _owner_in(name, contract.adapter.modules_to_save) and not is_buffer(name)
     }
     reached = quantised_modules(tensors, contract.model.model_type, contract.quant)
     quantised = {} if stored else reached

@@ -30,6 +30,7 @@ from vox_formats import FormatError
 # these change what transformers computes and are not read.
 _SCALED = (
     "gemma3_text",
+    "gpt_oss",
     "granite",
     "llama",
     "mistral",
@@ -52,7 +53,7 @@ _ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _MROPE = {"mrope_section", "mrope_interleaved"}
 
 # Families whose sliding window mlx-lm has; vox puts Mistral's in.
-_WITH_WINDOW = ("cohere2", "gemma3_text", "mistral", "olmo3")
+_WITH_WINDOW = ("cohere2", "gemma3_text", "gpt_oss", "mistral", "olmo3")
 
 
 def mlx_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,6 +110,10 @@ def _text(config: Mapping[str, Any]) -> dict[str, Any]:
     changed = _rope(kind, config)
     if kind == "gpt2":
         changed["n_ctx"] = config.get("n_ctx", config.get("n_positions"))
+    if kind == "glm4_moe":
+        changed.setdefault("rope_scaling", config.get("rope_scaling"))
+    if kind == "qwen3_moe" and "num_local_experts" in config:
+        changed["num_experts"] = config["num_local_experts"]
     if kind == "gemma3_text" and config.get("layer_types"):
         changed["sliding_window_pattern"] = _period(config["layer_types"])
     return changed
@@ -142,6 +147,8 @@ def _kind(family: str, scaling: Mapping[str, Any]) -> str:
     """Return the kind of rotary embedding, if mlx-lm computes it as transformers does."""
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     read = _KINDS.get(kind, frozenset()) if family in _SCALED else frozenset()
+    if read and family == "gpt_oss":
+        read |= {"truncate"}  # which vox_mlx puts in
     if kind in _UNSCALED:
         read = frozenset(_MROPE)
     set_keys = {key for key, value in scaling.items() if value is not None}
@@ -180,6 +187,7 @@ class _Names:
 
     Args:
         beginnings: (in the Hugging Face model, in mlx-lm's model); the first that fits counts.
+        inside: the same of a part of every path.
         absent: paths in the Hugging Face model that mlx-lm's model does not have.
         changed: parameters that mlx-lm stores with other values or in another layout, and how.
     """
@@ -187,22 +195,24 @@ class _Names:
     beginnings: tuple[tuple[str, str], ...] = ()
     absent: str | None = None
     changed: str | None = None
+    inside: tuple[str, str] = ("", "")
 
 
 _BESIDE = r"(model\.)?(vision_tower|multi_modal_projector|visual|mtp)\."
 
+# Weights are 1 + w, but for the gated norm's; the convolution is (channel, width, 1).
+_CHANGED = r".*(layernorm|model\.norm|[qk]_norm)\.weight$|.*\.conv1d\.weight$"
 # `AutoModelForCausalLM` makes the text model of it; mlx-lm nests that for both types.
 _QWEN3_5 = _Names(
     beginnings=(("model.", "language_model.model."), ("lm_head", "language_model.lm_head")),
     absent=_BESIDE,
-    # Weights are 1 + w, but for the gated norm's; the convolution is (channel, width, 1).
-    changed=r".*(layernorm|model\.norm|[qk]_norm)\.weight$|.*\.conv1d\.weight$",
+    changed=_CHANGED,
 )
 
 # `sanitize` splits the matrix by heads, for attention on the latents.
 _LATENT = _Names(absent=r".*\.kv_b_proj(\.|$)")
 # mlx-lm stacks the experts of a layer in one tensor, for every family.
-_EXPERT = re.compile(r"\.experts\.\d+\.")
+_EXPERT = re.compile(r"\.experts\.")
 
 FAMILIES: dict[str, _Names] = {
     "deepseek_v3": _LATENT,
@@ -226,20 +236,26 @@ FAMILIES: dict[str, _Names] = {
         ),
         absent=_BESIDE,
     ),
+    "granitemoe": _Names(inside=(".router.", ".router.layer.")),
+    "mixtral": _Names(inside=(".mlp.", ".block_sparse_moe.")),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_text": _QWEN3_5,
+    "qwen3_next": _Names(absent=_BESIDE, changed=_CHANGED),
 }
 
 
 def mlx_path(hf_path: str, model_type: str) -> str:
     """Return the path in mlx-lm's model of the Hugging Face module or parameter `hf_path`."""
-    return _translated(hf_path, _row(model_type).beginnings)
+    row = _row(model_type)
+    return _translated(hf_path, row.beginnings).replace(*row.inside)
 
 
 def hf_path(mlx_path: str, model_type: str) -> str:
     """Return the path in the Hugging Face model of mlx-lm's module or parameter `mlx_path`."""
-    beginnings = tuple((mlx, hf) for hf, mlx in _row(model_type).beginnings)
-    return _translated(mlx_path, beginnings)
+    row = _row(model_type)
+    beginnings = tuple((mlx, hf) for hf, mlx in row.beginnings)
+    hf, mlx = row.inside
+    return _translated(mlx_path, beginnings).replace(mlx, hf)
 
 
 def counterpart_fault(path: str, model_type: str) -> str | None:

@@ -9,11 +9,12 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 from vox_core.contract import AdapterState, Batch, LoadJob
 from vox_core.errors import ModelError
 from vox_mlx import backend
-from vox_mlx.base import require_window
+from vox_mlx.base import load_base, require_window
 from vox_testing import jobs, tiny
 from vox_testing.tiny import make_model
 
@@ -60,6 +61,16 @@ def test_a_streamed_model_holds_one_layer_at_a_time(tmp_path, monkeypatch):
         return mx.get_peak_memory() - before
 
     assert peak(streamed=True) < peak(streamed=False) / 3
+
+
+def test_what_decides_between_experts_is_not_rounded(tmp_path):
+    """A bias of the router, which has to tell apart scores that differ in the third digit."""
+    model = load_base(make_model("glm4_moe", tmp_path), "bf16")
+    dtypes = {
+        name.rpartition(".")[2]: each.dtype for name, each in tree_flatten(model.parameters())
+    }
+    assert dtypes.pop("e_score_correction_bias") == mx.float32
+    assert set(dtypes.values()) == {mx.bfloat16}
 
 
 def test_documents_and_answers_keep_within_a_window_that_mlx_lm_leaves_out(tmp_path, monkeypatch):

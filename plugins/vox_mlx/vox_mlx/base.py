@@ -62,7 +62,7 @@ def load_base(
         _quantise(model, quant)
     correct(model, config)
     unpack_on_cpu(model)
-    model.set_dtype(mlx_dtype(dtype))
+    _cast(model, mlx_dtype(dtype))
     model.freeze()
     if not lazy:
         mx.eval(model.parameters())
@@ -157,6 +157,19 @@ def _build(folder: Path, config: dict[str, Any]) -> nn.Module:
 
     model, _ = load_model(folder, lazy=True, model_config=config, get_model_classes=model_classes)
     return model
+
+
+def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
+    """Cast the parameters, but for what decides between experts, as transformers does."""
+    import mlx.core as mx
+    from mlx.utils import tree_map_with_path
+
+    def cast(name: str, value: mx.array) -> mx.array:
+        kept = name.endswith(("e_score_correction_bias", "expert_bias"))
+        kept = kept or not mx.issubdtype(value.dtype, mx.floating)
+        return value if kept else value.astype(dtype)
+
+    model.update(tree_map_with_path(cast, model.parameters()))
 
 
 def _quantise(model: nn.Module, quant: Quant) -> None:

@@ -1,9 +1,10 @@
 """mlx-lm's model classes, checked and corrected to compute the same as transformers.
 
-`model_classes` replaces mlx-lm's lookup in `mlx_lm.utils.load_model`: tensors get the names that
-mlx-lm expects, and settings that it would ignore are refused. `correct` changes a built model:
-Mistral gets its sliding window, Gemma 2 computes rows of different lengths together, and Gemma 3's
-embeddings are scaled in their own dtype, where mlx-lm always scales by a bfloat16.
+`model_classes` replaces mlx-lm's lookup in `mlx_lm.utils.load_model`: tensors get the names and
+axes that mlx-lm expects, and settings that it would ignore are refused. `correct` changes a built
+model: Mistral gets its sliding window, Gemma 2 computes rows of different lengths together, gpt-oss
+gets the frequencies of its own yarn, and Gemma 3's embeddings are scaled in their own dtype, where
+mlx-lm always scales by a bfloat16.
 
 tests/parity compares the families in the manifest with transformers, with each setting at
 transformers' default or read by mlx-lm. A setting that mlx-lm does not read, with another value,
@@ -13,6 +14,7 @@ would make another model: `require_verified` refuses it by name.
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -35,6 +37,8 @@ def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
         return _renaming(model, _gpt2_name), arguments
     if config["model_type"] == "gemma3":
         return _renaming(model, _nested_name), arguments
+    if config["model_type"] == "gpt_oss":
+        return _turning_experts(model), arguments
     return model, arguments
 
 
@@ -47,6 +51,9 @@ def correct(model: nn.Module, config: Mapping[str, Any]) -> None:
         text = getattr(model, "language_model", model)
         embedding = text.model.embed_tokens
         embedding.__class__ = _corrected(type(embedding), text.args.hidden_size**0.5)
+    if kind == "gpt_oss" and (config.get("rope_scaling") or {}).get("truncate") is False:
+        for layer in model.layers:
+            _untruncate(layer.self_attn.rope, config["rope_theta"], config["rope_scaling"])
     if kind == "gemma2":
         for layer in model.layers:
             layer.self_attn.__class__ = _masked_by_row(type(layer.self_attn))
@@ -60,6 +67,20 @@ def _renaming(base: type[nn.Module], rename: Callable[[str], str | None]) -> typ
             named = {rename(name): value for name, value in weights.items()}
             named.pop(None, None)
             sanitised: dict[str, mx.array] = super().sanitize(named)
+            return sanitised
+
+    return Model
+
+
+def _turning_experts(base: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass of `base` that reads experts as transformers stores them: (E, I, O)."""
+
+    class Model(base):  # type: ignore[misc, valid-type]
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            ends = (".experts.gate_up_proj", ".experts.down_proj")
+            for name in [name for name in weights if name.endswith(ends)]:
+                weights[f"{name}.weight"] = weights.pop(name).swapaxes(1, 2)
+            sanitised: dict[str, mx.array] = super().sanitize(weights)
             return sanitised
 
     return Model
@@ -83,6 +104,21 @@ def _give_window(inner: nn.Module, size: int) -> None:
     inner.sliding_window, inner.swa_idx = size, 0
     for layer in inner.layers:
         layer.use_sliding = True
+
+
+def _untruncate(rope: nn.Module, theta: float, scaling: Mapping[str, Any]) -> None:
+    """Blend the frequencies of yarn (arXiv:2309.00071) between its exact bounds, which mlx-lm
+    rounds to whole numbers."""
+    dims, original = rope.dims, scaling["original_max_position_embeddings"]
+
+    def place(key: str, usual: float) -> float:
+        turns = scaling.get(key) or usual
+        return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = max(place("beta_fast", 32), 0), min(place("beta_slow", 1), dims - 1)
+    scaled_F = mx.clip((mx.arange(dims // 2) - low) / (high - low or 1e-3), 0, 1)
+    period_F = theta ** (mx.arange(0, dims, 2) / dims)
+    rope._freqs = period_F / (1 - scaled_F + scaled_F / scaling["factor"])
 
 
 def _corrected(base: type[nn.Module], scale: float) -> type[nn.Module]:
@@ -144,11 +180,13 @@ _NEUTRAL = {
     "use_cache",
     "use_sliding_window",
 }
-# mlx-lm derives these from the weights, or vox passes them under another name.
+# mlx-lm derives these from other settings or the weights, or vox passes them under another name.
 _SEEN_OTHERWISE = {
+    "deepseek_v3": {"head_dim", "qk_head_dim"},
     "gemma3_text": {"layer_types", "tie_word_embeddings"},
     "mistral": {"layer_types"},
     "qwen3_5_text": {"layer_types"},
+    "qwen3_moe": {"num_local_experts"},
 }
 # mlx-lm accepts these and ignores them.
 _TAKEN_IN_VAIN = {"nemotron": {"hidden_act"}}
@@ -183,6 +221,8 @@ def _unread(text: Mapping[str, Any], read: set[str]) -> Iterator[str]:
         return
     layers = {key: text[key] for key in ("num_hidden_layers", "n_layer") if key in text}
     usual = CONFIG_MAPPING[kind](**layers).to_dict()
+    if text.get("head_dim") and usual.get("head_dim", 0) is None:
+        usual["head_dim"] = text["hidden_size"] // text["num_attention_heads"]
     neutral = _NEUTRAL | _SEEN_OTHERWISE.get(kind, set())
     known = (read | neutral) - _TAKEN_IN_VAIN.get(kind, set())
     for key, value in text.items():

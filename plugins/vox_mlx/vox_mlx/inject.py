@@ -182,12 +182,14 @@ class Adapters:
         if faults and state.method == "full":
             raise _other_weights(faults)
         if faults:
+            wrong = {fault.partition(":")[0] for fault in faults}
+            others = {path.rpartition(".")[2] for path in state.modules.keys() - wrong}
             raise AdapterError(
                 "A002",
                 "the adapter does not fit the model that mlx-lm builds",
                 expected="linear layers of the same shape; experts are not",
                 faults=faults,
-                remedy="train other modules: --targets q_proj --targets v_proj …",
+                remedy=" --targets ".join(["train other modules:", *sorted(others)]),
             )
 
 
@@ -271,6 +273,7 @@ _FORMS: dict[str, dict[str, Callable[[mx.array], mx.array]]] = {
     "gpt2": {r".*\.h\.\d+\.(attn|mlp)\.c_\w+\.weight": _transposed},
     "qwen3_5": _QWEN3_5,
     "qwen3_5_text": _QWEN3_5,
+    "qwen3_next": _QWEN3_5,
 }
 """Family -> pattern of parameters -> how mlx-lm stores one, as `sanitize` of its model does."""
 
