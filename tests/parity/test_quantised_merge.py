@@ -16,12 +16,16 @@ from vox_testing import tiny
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_run(tmp_path_factory.mktemp("quantised"), "llama")
+
+
+def train_run(root: Path, family: str) -> Path:
     """Five float32 steps on a bfloat16 base, quantised to four bits."""
-    root = tmp_path_factory.mktemp("quantised")
+    known = tiny.MIXTURES if family in tiny.MIXTURES else tiny.FAMILIES
     with pytest.MonkeyPatch.context() as patch:
-        wide = {**tiny.FAMILIES["llama"][1], "hidden_size": 64, "head_dim": 16}
-        patch.setitem(tiny.FAMILIES, "llama", ("llama", wide))
-        base = tiny.make_model("llama", root / "base", dtype="bfloat16")
+        wide = {**known[family][1], "hidden_size": 64, "head_dim": 16}
+        patch.setitem(known, family, (family, wide))
+        base = tiny.make_model(family, root / "base", dtype="bfloat16")
     rows = [json.dumps({"prompt": f"{n}?", "completion": f"It is {n * n}."}) for n in range(8)]
     (root / "train.jsonl").write_text("\n".join(rows))
     given = {"model": str(base), "data": [root / "train.jsonl"], "out": root / "run"}
@@ -40,4 +44,16 @@ def test_onto_the_trained_base_in_float32_it_is_what_was_trained(run, tmp_path, 
 def test_onto_the_base_the_noise_of_the_quantisation_is_told(run, tmp_path):
     proof = merge(str(run), MergeSettings(out=tmp_path / "merged", dtype="fp32")).proof
     assert proof.relative < proof.tolerance
+    assert proof.from_trained > 100 * tolerances.LOGITS
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "mixtral"])
+def test_so_is_a_mixture_of_experts(tmp_path, family):
+    """The proof computes with the backend that trained."""
+    run = train_run(tmp_path, family)
+    settings = MergeSettings(
+        out=tmp_path / "merged", onto="trained-base", dtype="fp32", backend="mlx"
+    )
+    assert merge(str(run), settings).proof.from_trained < tolerances.LOGITS
+    proof = merge(str(run), MergeSettings(out=tmp_path / "onto", dtype="fp32")).proof
     assert proof.from_trained > 100 * tolerances.LOGITS

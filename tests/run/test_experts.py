@@ -1,21 +1,18 @@
-"""A mixture of experts is quantised by nobody: what quantises leaves the experts as they are."""
+"""Mixtures of experts: how they are known, what is quantised of them, and what is refused."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 
-from vox_core.config import GenerateSettings
-from vox_core.errors import PlanError
-from vox_core.host import Seen
-from vox_core.run.load import open_model
-from vox_core.run.plan import require_no_experts
+from vox_core.adapter.targets import quantised_modules
+from vox_core.errors import ModelError, PlanError
+from vox_core.run.plan import find_experts
 from vox_core.run.train import train
-from vox_export.requantise import requantise, require_quantisable
+from vox_export.requantise import require_quantisable
 from vox_testing.llama import write_llama
 
 
@@ -42,11 +39,7 @@ def shaped(**others: tuple[int, ...]) -> dict[str, Shaped]:
     ],
 )
 def test_experts_are_found_in_the_configuration_and_in_the_files(config, tensors, found):
-    require_no_experts("none", config, shaped(**tensors))
-    with pytest.raises(PlanError) as caught:
-        require_no_experts("nf4", config, shaped(**tensors))
-    assert caught.value.code == "VOX-P001"
-    assert found in caught.value.found
+    assert found in str(find_experts(config, shaped(**tensors)))
 
 
 @pytest.mark.parametrize(
@@ -59,47 +52,39 @@ def test_experts_are_found_in_the_configuration_and_in_the_files(config, tensors
     ],
 )
 def test_what_is_dense_passes(config, tensors):
-    require_no_experts("affine4", config, shaped(**tensors))
+    assert find_experts(config, shaped(**tensors)) is None
 
 
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory):
-    return write_llama(tmp_path_factory.mktemp("llama") / "dense", dtype="BF16")
+@pytest.mark.parametrize(
+    ("family", "name", "shape"),
+    [
+        ("qwen3_moe", "mlp.experts.0.up_proj.weight", (96, 64)),
+        ("qwen3_moe", "mlp.experts.up_proj", (4, 96, 64)),
+        ("gpt_oss", "mlp.experts.gate_up_proj", (4, 64, 96)),
+    ],
+)
+def test_experts_are_quantised_and_what_decides_between_them_is_not(family, name, shape):
+    path = f"model.layers.0.{name}"
+    others = {"model.layers.0.mlp.gate.weight": (4, 64), "lm_head.weight": (260, 64)}
+    tensors = shaped(**{path: shape}, **others)
+    assert not quantised_modules(tensors, family, "none")
+    reached = quantised_modules(tensors, family, "affine4")
+    assert {each.tensor: each.in_features for each in reached.values()} == {
+        "model.layers.0.self_attn.q_proj.weight": 64,
+        path: 64,
+    }
 
 
-def with_experts(base: Path, folder: Path) -> Path:
-    """The base, with a configuration that tells of experts."""
-    shutil.copytree(base, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_local_experts": 4}))
-    return folder
+def test_experts_that_a_format_does_not_fit_are_named(tiny, settings):
+    with pytest.raises(PlanError) as caught:
+        train(settings(tiny("mixtral"), backend="mlx", quant="affine4"))
+    assert caught.value.code == "VOX-P001"
+    assert any("mlp.experts.3.w1: 32 input features" in fault for fault in caught.value.faults)
 
 
-def test_training_and_chatting_refuse_before_they_load(dense, settings, tmp_path, monkeypatch):
-    # The CPU backend passes for one that has the quantisation.
-    real = Seen.select
-    monkeypatch.setattr(
-        Seen, "select", lambda seen, request: real(seen, replace(request, quant=None))
-    )
-    experts = with_experts(dense, tmp_path / "experts")
-    with pytest.raises(PlanError, match="mixture of experts"):
-        train(settings(experts, quant="affine4"))
-    with (
-        pytest.raises(PlanError, match="mixture of experts"),
-        open_model(str(experts), GenerateSettings(quant="affine4")),
-    ):
-        pass
-
-
-def test_a_folder_that_is_quantised_already_is_refused_too(dense, settings, tmp_path):
-    quantised = tmp_path / "quantised"
-    quantised.mkdir()
-    requantise(dense, quantised, "affine4")
-    with pytest.raises(PlanError, match="mixture of experts"):
-        train(settings(with_experts(quantised, tmp_path / "experts")))
-
-
-def test_a_merged_model_is_not_written_so(dense, tmp_path):
-    experts = with_experts(dense, tmp_path / "experts")
-    with pytest.raises(PlanError, match="mixture of experts"):
+def test_a_merged_model_is_not_written_so(tmp_path):
+    experts = shutil.copytree(write_llama(tmp_path / "dense", dtype="BF16"), tmp_path / "experts")
+    config = json.loads((experts / "config.json").read_text())
+    (experts / "config.json").write_text(json.dumps({**config, "num_local_experts": 4}))
+    with pytest.raises(ModelError, match="mixture of experts"):
         require_quantisable(experts, "affine4")

@@ -36,11 +36,8 @@ class HasShape(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-# Stored, and no parameters: masks and frequencies (by old releases of transformers), and what
-# balances experts.
-_BUFFER = re.compile(
-    r"\.(attn|attention)\.(masked_)?bias$|\.(inv_freq|e_score_correction_bias|expert_bias)$"
-)
+# Stored, and no parameters: masks, frequencies, and what balances the use of experts.
+BUFFER = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.inv_freq$|(correction|expert)_bias$")
 
 # Mamba multiplies with the weight of `dt_proj` itself, past an adapter, and of these families PEFT
 # adapts no `out_proj`.
@@ -65,11 +62,13 @@ class Family:
         renames: (pattern, replacement) pairs that turn a tensor name into a parameter name.
         absent: tensors that belong to no module of the causal language model.
         transposed: weights are stored (I, O), as in GPT-2's `Conv1D`.
+        turned: stacks of experts are stored (E, I, O).
     """
 
     renames: tuple[tuple[str, str], ...] = ()
     absent: str = r"^(model\.)?mtp\."
     transposed: bool = False
+    turned: bool = False
 
 
 # Its causal language model has no vision tower; gemma3's has.
@@ -84,6 +83,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "granitemoe": Family(renames=((r"\.router\.layer\.", ".router."),)),
     "mixtral": Family(renames=((r"\.block_sparse_moe\.", ".mlp."),)),
+    "gpt_oss": Family(turned=True),
     "nemotron_h": Family(renames=((r"^backbone\.", "model."),)),
     "gpt_neox": Family(renames=((r"^embed_out\.", "lm_head."),)),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"), _QWEN3_5),
@@ -174,15 +174,10 @@ def trained_parameters(
         owner = name.rpartition(".")[0]
         if targets:
             return owner in chosen
-        return not (is_beside(name) or is_buffer(name) or (tied and _HEAD.match(owner)))
+        return not (is_beside(name) or BUFFER.search(name) or (tied and _HEAD.match(owner)))
 
     names = parameter_names(tensors, model_type)
     return {name: tensor for name, tensor in names.items() if is_trained(name)}
-
-
-def is_buffer(name: str) -> bool:
-    """Whether a stored tensor is a mask or the like, and no parameter."""
-    return bool(_BUFFER.search(name))
 
 
 def is_beside(path: str) -> bool:
@@ -201,28 +196,28 @@ def tied_head(tensors: Mapping[str, HasShape], model_type: str) -> dict[str, str
 def quantised_modules(
     tensors: Mapping[str, HasShape], model_type: str, quant: Quant
 ) -> dict[str, ModuleShape]:
-    """Return the modules that `quant` quantises: the language model's linear ones, and with
+    """Return what `quant` quantises: the language model's linear modules, its experts, and with
     `nf4-embeddings` its token embedding and output head."""
-    linear = linear_modules(tensors, model_type)
+    linear = {**linear_modules(tensors, model_type), **experts(tensors, model_type)}
     if quant == "none":
         return {}
+    reached = {path: module for path, module in linear.items() if not _HEAD.match(path)}
     if quant == "nf4-embeddings":
         reached = {**_token_embedding(tensors, model_type), **linear}
-    else:
-        reached = {path: module for path, module in linear.items() if not _HEAD.match(path)}
     return {path: module for path, module in reached.items() if not _BESIDE.match(path)}
 
 
-def experts(tensors: Mapping[str, HasShape], model_type: str) -> list[str]:
-    """Return the tensors of a mixture's experts: a matrix of one, or a stack with one for each."""
-
-    def holds_some(name: str, shape: tuple[int, ...]) -> bool:
+def experts(tensors: Mapping[str, HasShape], model_type: str) -> dict[str, ModuleShape]:
+    """Return a mixture's experts by path: the matrix of one, or a stack with one for each."""
+    found, turned = {}, FAMILIES.get(model_type, Family()).turned
+    for name, tensor in parameter_names(tensors, model_type).items():
+        shape = tensors[tensor].shape
         # A convolution and positions (1, T, C) are no stacks.
         is_stack = len(shape) == 3 and min(shape) > 1 and "conv" not in name
-        return (is_stack or bool(_AN_EXPERT.search(name))) and not is_beside(name)
-
-    names = parameter_names(tensors, model_type)
-    return [tensor for name, tensor in names.items() if holds_some(name, tensors[tensor].shape)]
+        if (is_stack or _AN_EXPERT.search(name)) and not is_beside(name):
+            rows, width = reversed(shape[-2:]) if turned else shape[-2:]
+            found[name.removesuffix(".weight")] = ModuleShape(tensor, rows, width, turned)
+    return found
 
 
 def format_of(path: str, quant: Quant) -> Quant:

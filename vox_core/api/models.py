@@ -9,7 +9,6 @@ from vox_core.adapter.peft import (
     write_tensors as write_tensors,
 )
 from vox_core.adapter.targets import (
-    experts as experts,
     linear_modules as linear_modules,
     parameter_names as parameter_names,
     quantised_modules as quantised_modules,
@@ -36,7 +35,7 @@ from vox_core.run.load_proof import (
     check_probe as check_probe,
     token_log_probs as token_log_probs,
 )
-from vox_core.run.plan import positions as positions, require_no_experts as require_no_experts
+from vox_core.run.plan import positions as positions
 from vox_core.run.proof import (
     MAX_CARRIED as MAX_CARRIED,
     MIN_CARRIED as MIN_CARRIED,

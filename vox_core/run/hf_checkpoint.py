@@ -21,7 +21,7 @@ import numpy as np
 
 from vox_core import bounded_json, files
 from vox_core.adapter.initial import initial_adapter
-from vox_core.adapter.targets import experts, format_of, quantised_modules
+from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import AdapterState, DType, ExecutionPlan, Quant, TrainState
 from vox_core.data.tokenizer import GENERATION_CONFIG
 from vox_core.digests import TOKENIZER_FILES
@@ -147,9 +147,7 @@ def as_trained(
         return weights
     computed_in = numpy_dtype(STORED_AS[dtype]) if dtype else None
     modules = quantised_modules(weights.tensors, model_type, quant)
-    expert = CODECS[format_of("", quant)]
-    packed = dict.fromkeys(experts(weights.tensors, model_type), (False, expert))
-    packed |= {m.tensor: (m.transposed, CODECS[format_of(p, quant)]) for p, m in modules.items()}
+    packed = {m.tensor: (m.transposed, CODECS[format_of(p, quant)]) for p, m in modules.items()}
 
     def shown(name: str, info: TensorInfo) -> TensorInfo:
         own = numpy_dtype(info.dtype)
@@ -163,11 +161,10 @@ def as_trained(
         if name not in packed:
             return W
         transposed, codec = packed[name]
-        if W.ndim == 3:  # a stack of experts
-            left = np.stack([codec.round_trip(W_OI, computed_in) for W_OI in W])
-        else:
-            left = codec.round_trip(W.T if transposed else W, computed_in)
-        stored = left.T if transposed else left
+        W = W.swapaxes(-1, -2) if transposed else W
+        made = [codec.round_trip(W_OI, computed_in) for W_OI in W.reshape(-1, *W.shape[-2:])]
+        left = made[0] if W.ndim == 2 else np.stack(made)  # experts
+        stored = left.swapaxes(-1, -2) if transposed else left
         return stored.astype(numpy_dtype(tensors[name].dtype), copy=False)
 
     return Weights(weights.folder, tensors, weights.where, read)

@@ -37,7 +37,7 @@ from vox_core.host import Request, Selection, choose
 from vox_core.host.judge import lacking
 from vox_core.host.load import Backend, Observe, call_hook, ignore, provider
 from vox_core.host.select import Seen
-from vox_core.run.plan import require_no_experts, sequence_length, settled_quant
+from vox_core.run.plan import sequence_length, settled_quant
 from vox_core.run.reference import Fetching, ModelReference, resolve_model, resolve_reference
 from vox_core.weights import FULL_PRECISION, Weights, open_weights
 
@@ -328,11 +328,8 @@ def choose_for(
         seen: plugins and hardware, as found for another request of the same command.
 
     Raises:
-        PlanError: P001, the model is a mixture of experts, and would be quantised in part.
         BackendError: no installed backend can do it.
     """
-    config = bounded_json.read(weights.folder / "config.json")
-    require_no_experts(request.quant or "none", config, weights.tensors)
     seen = seen or Seen()
     try:
         return choose(request, seen=seen)

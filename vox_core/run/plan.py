@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vox_core.adapter.targets import (
+    BUFFER,
     HasShape,
     experts,
     format_of,
-    is_buffer,
     leaf_names,
     linear_modules,
     parameter_names,
@@ -38,7 +38,7 @@ from vox_core.data.audit import vocabulary_of
 from vox_core.data.batching import steps_for
 from vox_core.data.rows import learns_from_answers
 from vox_core.errors import PlanError
-from vox_formats.quant import CODECS, MLX_FORMATS
+from vox_formats.quant import CODECS
 
 if TYPE_CHECKING:
     from vox_core.config import TrainSettings
@@ -70,16 +70,6 @@ def settled_quant(asked: Quant, stored: Quant) -> Quant:
     what = "the model's weights are quantised already"
     remedy = "leave out --quant, or name the full-precision model"
     raise PlanError("P001", what, where=f"--quant {asked}", found=stored, remedy=remedy)
-
-
-def require_no_experts(
-    quant: Quant, config: Mapping[str, Any], tensors: Mapping[str, HasShape]
-) -> None:
-    """Refuse a mixture in MLX's formats, which leave experts, most of it, as they are (P001)."""
-    if quant in MLX_FORMATS and (found := find_experts(config, tensors)):
-        what = f"a mixture of experts cannot be quantised to {quant}"
-        remedy = "choose nf4 or int8; of files in this format, name the full-precision model"
-        raise PlanError("P001", what, where=f"quantisation {quant}", found=found, remedy=remedy)
 
 
 def make_plan(
@@ -194,22 +184,21 @@ def _modules(
     tensors, stored = inputs.weights.tensors, inputs.weights.quantised
     if contract.adapter.method == "full":
         return _whole_model(contract, inputs), {}
-    linear = linear_modules(tensors, contract.model.model_type)
-    modules = select_targets(linear, contract.adapter.targets)
+    model_type, quant = contract.model.model_type, contract.quant
+    modules = select_targets(linear_modules(tensors, model_type), contract.adapter.targets)
     saved = {
         name: tensor
-        for name, tensor in parameter_names(tensors, contract.model.model_type).items()
-        if _owner_in(name, contract.adapter.modules_to_save) and not is_buffer(name)
+        for name, tensor in parameter_names(tensors, model_type).items()
+        if _owner_in(name, contract.adapter.modules_to_save) and not BUFFER.search(name)
     }
-    reached = quantised_modules(tensors, contract.model.model_type, contract.quant)
-    quantised = {} if stored else reached
+    quantised = {} if stored else quantised_modules(tensors, model_type, quant)
     trained = {path: shape for path, shape in modules.items() if f"{path}.weight" not in saved}
     faults = [
         *_rank_faults(contract.adapter.rank, trained),
         *_reasons_why_not(contract, saved, inputs.config),
-        *width_faults(contract.quant, quantised),
+        *width_faults(quant, quantised),
         *(
-            f"--modules-to-save {name.rpartition('.')[0]}: quantised weights ({contract.quant}) "
+            f"--modules-to-save {name.rpartition('.')[0]}: quantised weights ({quant}) "
             "cannot be trained"
             for name, tensor in saved.items()
             if tensor in {*stored, *(module.tensor for module in quantised.values())}
@@ -343,7 +332,7 @@ def find_experts(config: Mapping[str, Any], tensors: Mapping[str, HasShape]) -> 
     for key, value in {**config, **text_config(config)}.items():
         if _HOW_MANY_EXPERTS.search(key) and isinstance(value, int) and value > 0:
             return f"{key} = {value} in config.json"
-    found = experts(tensors, str(config.get("model_type")))
+    found = [each.tensor for each in experts(tensors, str(config.get("model_type"))).values()]
     return f"{found[0]} {list(tensors[found[0]].shape)}" if found else None
 
 

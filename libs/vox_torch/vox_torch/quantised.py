@@ -34,7 +34,7 @@ from vox_formats.quant import BLOCK, LEAST_SCALE, LEVELS, SCALE_BLOCK, pack_scal
 from vox_torch.arrays import as_tensor
 from vox_torch.base import fill_buffers, fill_parameters, stored_names, without_weights
 from vox_torch.experts import PACKED, ModelWeights, experts_of, model_weights
-from vox_torch.functions import BlockLinear, FrozenBlocks, FrozenLinear, Weight
+from vox_torch.functions import BlockLinear, FrozenBlocks, FrozenLinear
 from vox_torch.libraries import import_bitsandbytes
 from vox_torch.memory import no_holes
 
@@ -269,16 +269,14 @@ def pack(W_OI: torch.Tensor, quant: Quant, dtype: torch.dtype, device: str) -> P
 
 
 class PackedExperts:
-    """Stands for a parameter (E, O, I) of a mixture: the matrices of each expert, packed as the
-    files have them.
+    """Stands for a parameter (E, O, I) or (E, I, O) of a mixture: each expert's packed matrices.
 
     Args:
         experts: for each expert the matrices whose rows follow one another, as gate and up.
-        transposed: they are (I, O), as gpt-oss has them.
     """
 
-    def __init__(self, experts: Sequence[Sequence[Packed]], *, transposed: bool) -> None:
-        self._experts, self._transposed = experts, transposed
+    def __init__(self, experts: Sequence[Sequence[Packed]]) -> None:
+        self._experts = experts
 
     def linear(self, x_SI: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Return (S, O), the product of each row with the matrix of its expert.
@@ -291,13 +289,10 @@ class PackedExperts:
         for packed, count in zip(self._experts, counts, strict=True):
             rows, width = slice(end, end := end + count), 0
             for each in packed if count else ():
-                columns = slice(width, width := width + each.shape[self._transposed])
-                blocks.append((rows, columns, self._weight(each)))
+                columns = slice(width, width := width + each.shape[0])
+                blocks.append((rows, columns, each.weight))
         y_SO: torch.Tensor = FrozenBlocks.apply(x_SI, blocks)
         return y_SO
-
-    def _weight(self, packed: Packed) -> Weight:
-        return (lambda: packed.weight().T) if self._transposed else packed.weight
 
 
 def packed_forward(
@@ -334,8 +329,9 @@ def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) 
     model, stored = without_weights(folder, dtype), WeightFolder(folder)
     weights = model_weights(model, folder)
     names = stored_names(model, weights)
-    reached = quantised_modules(stored.tensors, model.config.model_type, quant)
     _require_packable(model, stored)
+    stacks = experts(stored.tensors, model.config.model_type)
+    reached = quantised_modules(stored.tensors, model.config.model_type, quant).keys() - stacks
     with no_holes():
         for paths in _tied(model, reached):
             W = as_tensor(weights.read(names[f"{paths[0]}.weight"]))
@@ -358,7 +354,7 @@ def _require_packable(model: PreTrainedModel, stored: Weights) -> None:
         "M002",
         "the experts of this family cannot be quantised: transformers computes them in another way",
         where=stored.folder,
-        found=found[0],
+        found=next(iter(found)),
         remedy="leave out --quant",
     )
 
@@ -369,10 +365,12 @@ def _pack_experts(
     for path, module in experts_of(model):
         for leaf, parameter in list(module.named_parameters(recurse=False)):
             if parameter.ndim == 3:
-                matrices = weights.matrices(f"{path}.{leaf}")
-                packed = [[pack_one(as_tensor(W)) for W in parts] for parts in matrices]
+                packed = [
+                    [pack_one(as_tensor(W.T if module.is_transposed else W)) for W in parts]
+                    for parts in weights.matrices(f"{path}.{leaf}")
+                ]
                 delattr(module, leaf)
-                setattr(module, leaf, PackedExperts(packed, transposed=module.is_transposed))
+                setattr(module, leaf, PackedExperts(packed))
         ALL_EXPERTS_FUNCTIONS.register(PACKED, packed_forward)
         model.set_experts_implementation(PACKED)
 

@@ -21,7 +21,6 @@ from vox_core.api.models import (
     open_weights,
     positions,
     quantised_modules,
-    require_no_experts,
     require_same_in_mlx,
     write_checkpoint,
 )
@@ -45,14 +44,13 @@ def require_quantisable(model: Path, name: str) -> None:
         name: a key of `MLX_FORMATS`.
 
     Raises:
-        ModelError: M002, MLX stores the family in another layout, or mlx-lm does not support a
-            setting of the model.
-        PlanError: P001, the model has experts, or modules do not fit the format.
+        ModelError: M002, MLX stores the family in another layout, mlx-lm does not support a
+            setting of the model, or it has experts.
+        PlanError: P001, modules do not fit the format.
     """
     config = read_json(model / "config.json")
     require_same_in_mlx(config["model_type"], model)
     tensors, quant, form = open_weights(model).tensors, cast("Quant", name), MLX_FORMATS[name]
-    require_no_experts(quant, config, tensors)
     mlx_lm_config(config, model)
     reached = quantised_modules(tensors, config["model_type"], quant)
     faults = [

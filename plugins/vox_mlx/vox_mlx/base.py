@@ -2,7 +2,7 @@
 quantised.
 
 A folder that is already quantised is loaded unchanged. Otherwise `--quant` quantises each linear
-layer except the output head, from the stored weights.
+layer except the output head, and the experts of a mixture, from the stored weights.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vox_core.adapter.targets import linear_modules, quantised_modules
 from vox_core.contract import DType, Quant
 from vox_core.errors import ModelError
+from vox_core.weights import WeightFolder
 from vox_formats import FormatError
-from vox_formats.mlx_model import mlx_config, window
+from vox_formats.mlx_model import mlx_config, mlx_path, window
 from vox_formats.quant import MLX_FORMATS
 
 if TYPE_CHECKING:
@@ -59,7 +61,8 @@ def load_base(
     with model_errors(folder):
         model = _build(folder, config)
     if quant != "none" and "quantization" not in config:
-        _quantise(model, quant)
+        _quantise(model, quant, folder, config["model_type"])
+    _require_product(model, folder, dtype)
     correct(model, config)
     unpack_on_cpu(model)
     _cast(model, mlx_dtype(dtype))
@@ -172,17 +175,55 @@ def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
     model.update(tree_map_with_path(cast, model.parameters()))
 
 
-def _quantise(model: nn.Module, quant: Quant) -> None:
+def _quantise(model: nn.Module, quant: Quant, folder: Path, model_type: str) -> None:
+    """Quantise linear layers and experts.
+
+    Raises:
+        ModelError: M002, a width does not fit, or mlx-lm's model has another layer.
+    """
     import mlx.core as mx
     from mlx import nn
+    from mlx_lm.models.switch_layers import SwitchLinear
 
+    tensors, form = WeightFolder(folder).tensors, MLX_FORMATS[quant]
+    linear = linear_modules(tensors, model_type)
+    reached = quantised_modules(tensors, model_type, quant)
+    paths = {mlx_path(path, model_type): path for path in reached if path in linear}
+    missing = sorted(paths.keys() - dict(model.named_modules()).keys())
+    faults = [f"{paths[path]}: mlx-lm's model has no such module" for path in missing]
+    widths = {path: form.fault(module.in_features) for path, module in reached.items()}
+    if faults := [*faults, *(f"{path}: {fault}" for path, fault in widths.items() if fault)]:
+        raise ModelError(
+            "M002",
+            "this model cannot be quantised so",
+            where=folder,
+            found=f"--quant {quant}",
+            faults=faults,
+            remedy=f"leave out --quant, or {_ELSEWHERE}",
+        )
     # Always on the CPU: GPU kernels may break ties differently, and a merge onto the trained base
     # needs the same weights as training.
     with mx.stream(mx.cpu):
         nn.quantize(
             model,
-            **MLX_FORMATS[quant].describe(),
-            class_predicate=lambda path, module: (
-                isinstance(module, nn.Linear) and path.rpartition(".")[2] not in HEADS
-            ),
+            **form.describe(),
+            class_predicate=lambda path, module: path in paths or isinstance(module, SwitchLinear),
+        )
+
+
+def _require_product(model: nn.Module, folder: Path, dtype: DType) -> None:
+    """Refuse experts in 16 bits on a CPU, where MLX has no such product (M002)."""
+    import mlx.core as mx
+    from mlx_lm.models.switch_layers import SwitchLinear
+
+    if dtype == "fp32" or mx.default_device().type == mx.DeviceType.gpu:
+        return
+    if any(isinstance(module, SwitchLinear) for module in model.modules()):
+        raise ModelError(
+            "M002",
+            "on a CPU, MLX multiplies experts in float32 alone",
+            where=folder,
+            found=f"--dtype {dtype}",
+            expected="fp32, or quantised experts",
+            remedy="use --dtype fp32, or --quant affine4",
         )

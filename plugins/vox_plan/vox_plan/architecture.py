@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vox_core.api.models import experts, parameter_names, quantised_modules
+from vox_core.api.models import linear_modules, parameter_names, quantised_modules
 from vox_core.api.plans import (
     HasShape,
     has_linear_attention,
@@ -139,15 +139,17 @@ def read_architecture(
     reached = quantised_modules(tensors, model_type, "nf4")
     whole = quantised_modules(tensors, model_type, "nf4-embeddings")
     widths, embedding_widths = _widths(reached), _widths(whole)
-    widths |= {name: tensors[name].shape[-1] for name in experts(tensors, model_type)}
+    linear = {
+        path: reached[path] for path in linear_modules(tensors, model_type) if path in reached
+    }
     if stored:
         widths, embedding_widths = {name: tensors[name].shape[-1] for name in stored}, {}
     return Architecture(
         model_type=model_type,
-        hidden=_number(text, _HIDDEN) or _commonest_width(reached),
+        hidden=_number(text, _HIDDEN) or _commonest_width(linear),
         vocabulary=vocabulary_size(config, tensors),
         heads=_number(text, _HEADS),
-        layers=_layers(reached, names, tensors, text),
+        layers=_layers(linear, names, tensors, text),
         elements={tensor: math.prod(tensors[tensor].shape) for tensor in names.values()},
         head=frozenset(t for n, t in names.items() if n.partition(".")[0] == "lm_head"),
         widths=widths,

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 
 from vox_core.api.generating import cache_bytes, most_rows
 from vox_core.api.models import positions, quantised_modules
-from vox_core.api.plans import Device, MemoryProfile, RunPlan, find_experts, width_faults
+from vox_core.api.plans import Device, MemoryProfile, RunPlan, width_faults
 from vox_core.contract import Quant
 from vox_core.errors import PlanError
-from vox_formats.quant import MLX_FORMATS
 from vox_plan.architecture import Architecture, read_architecture
 from vox_plan.memory import (
     BYTES,
@@ -394,13 +393,11 @@ def _quants(run: RunPlan) -> Collection[Quant]:
     full = run.contract.adapter.method == "full"
     saved = weights.tensors if full else run.execution.saved.values()
     model_type = str(config.get("model_type"))
-    mixture = find_experts(config, weights.tensors) is not None
 
     def possible(quant: Quant) -> bool:
         modules = quantised_modules(weights.tensors, model_type, quant)
         whole = any(module.tensor in saved for module in modules.values())
-        left = mixture and quant in MLX_FORMATS
-        return not (whole or left or any(width_faults(quant, modules)))
+        return not (whole or any(width_faults(quant, modules)))
 
     has = run.inputs.backend.manifest.capabilities.quantisations
     return tuple(quant for quant in has if quant == "none" or possible(quant))
