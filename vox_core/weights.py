@@ -159,14 +159,9 @@ def _fault(info: TensorInfo) -> str | None:
 
 
 def _corrupt(path: Path, *, found: str | None = None, faults: Iterable[str] = ()) -> ModelError:
-    return ModelError(
-        "M003",
-        "a safetensors file is corrupt or truncated",
-        where=path,
-        found=found,
-        faults=tuple(faults),
-        remedy="copy or download this file again; it may not have been transferred whole",
-    )
+    what = "a safetensors file is corrupt or truncated"
+    remedy = "copy or download this file again; it may not have been transferred whole"
+    return ModelError("M003", what, where=path, found=found, faults=tuple(faults), remedy=remedy)
 
 
 # --- writing --------------------------------------------------------------------------------------

@@ -458,13 +458,9 @@ def faults_of(value: Any, kind: type[BaseModel] = _Metadata) -> list[str]:
 def _read(run: RunFolder, name: str, kind: type[BaseModel]) -> dict[str, Any]:
     value = run.read(name)
     if faults := faults_of(value, kind):
-        raise AdapterError(
-            "A001",
-            "a run's own file does not say what a resume needs",
-            where=run.path / name,
-            faults=faults,
-            remedy="put the file back, or train anew with another --out",
-        )
+        what = "a run's own file does not say what a resume needs"
+        remedy = "put the file back, or train anew with another --out"
+        raise AdapterError("A001", what, where=run.path / name, faults=faults, remedy=remedy)
     return value
 
 
@@ -570,10 +566,6 @@ def _read_exact(path: Path) -> tuple[Mapping[str, Any], str]:
 
 
 def _none(path: Path, why: str, found: str) -> PlanError:
-    return PlanError(
-        "P010",
-        f"the plan is none that can be run: {why}",
-        where=path,
-        found=found,
-        remedy="vox plan --data DATA --json > plan.json; vox train --plan plan.json",
-    )
+    what = f"the plan is none that can be run: {why}"
+    remedy = "vox plan --data DATA --json > plan.json; vox train --plan plan.json"
+    return PlanError("P010", what, where=path, found=found, remedy=remedy)
