@@ -4,7 +4,8 @@
     python benchmarks/gguf_against_llamacpp.py
 
 SmolLM2, and drawn weights of the other families: every tensor is compared byte for byte, every key
-of the metadata by its value, and an adapter with `convert_lora_to_gguf.py`.
+of the metadata by its value, and adapters with `convert_lora_to_gguf.py`: of SmolLM2, and of each
+mixture of experts but DeepSeek V3, where both refuse one.
 
 With `--time [MODEL]...`: whole processes, imports included, one after the other: seconds, seconds
 of processor time, and peak memory. Memory is the proportional set size (PSS) of a process and its
@@ -78,6 +79,24 @@ LONG = {
     "short_factor": [1.0 + n / 16 for n in range(8)],
     "original_max_position_embeddings": 256,
 }
+EXPERTS = {"num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
+LOCAL = {"num_local_experts": 12, "num_experts_per_tok": 4}
+ROUTED = {
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 32,
+    "n_group": 3,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+COMPRESSED = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
 DRAWN: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("llama", {**COMMON, "rope_parameters": LLAMA3, "tie_word_embeddings": False}),
     "mistral": ("mistral", {**COMMON, "sliding_window": None}),
@@ -89,7 +108,20 @@ DRAWN: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-long": ("phi3", {**COMMON, "rope_parameters": LONG}),
     "granite": ("granite", {**COMMON, "embedding_multiplier": 12.0, "logits_scaling": 8.0}),
     "smollm3": ("smollm3", COMMON),
+    "mixtral": ("mixtral", {**COMMON, **LOCAL}),
+    "qwen3_moe": ("qwen3_moe", {**COMMON, **EXPERTS, "norm_topk_prob": True}),
+    "olmoe": ("olmoe", {**COMMON, **EXPERTS, "num_key_value_heads": 4}),
+    "qwen2_moe": ("qwen2_moe", {**COMMON, **EXPERTS, "shared_expert_intermediate_size": 64}),
+    "glm4_moe": ("glm4_moe", {**COMMON, **ROUTED, "n_shared_experts": 1, "use_qk_norm": True}),
+    "gpt_oss": ("gpt_oss", {**COMMON, **LOCAL, "sliding_window": 16}),
+    "granitemoe": ("granitemoe", {**COMMON, **LOCAL, "attention_multiplier": 0.25}),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {**COMMON, **ROUTED, **COMPRESSED, "scoring_func": "sigmoid"},
+    ),
 }
+
+MIXTURES = "qwen3_moe", "mixtral", "olmoe", "qwen2_moe", "glm4_moe", "gpt_oss", "granitemoe"
 
 
 def main() -> None:
@@ -109,7 +141,9 @@ def main() -> None:
             folder = _draw(family, Path(scratch) / family, real)
             for quant in QUANTS:
                 _compare(family, folder, quant, Path(scratch))
-        _compare_lora(real, Path(scratch))
+        _compare_lora("SmolLM2", real, Path(scratch))
+        for family in MIXTURES:
+            _compare_lora(family, Path(scratch) / family, Path(scratch))
 
 
 def _converter(name: str) -> Path:
@@ -141,7 +175,8 @@ def _compare(family: str, model: Path, quant: str, scratch: Path) -> None:
     theirs, ours = scratch / "theirs.gguf", scratch / "ours.gguf"
     if family in DRAWN:
         _name_pre_tokenizer(model)
-    _theirs("convert_hf_to_gguf.py", model, "--outtype", quant, "--outfile", theirs)
+    own = ["--no-mtp"] * (family == "glm4_moe")  # layers that transformers does not load
+    _theirs("convert_hf_to_gguf.py", model, "--outtype", quant, "--outfile", theirs, *own)
     _write(str(model), quant, str(ours))
     print(f"{family:<16} {quant:<5} {_difference(ours, theirs)}", flush=True)
     theirs.unlink()
@@ -159,6 +194,7 @@ def _name_pre_tokenizer(model: Path) -> None:
 
     name = read_vocabulary(load_tokenizer(model), 49152, model).pre
     TextModel.get_vocab_base_pre = lambda self, tokenizer: name
+    TextModel._set_vocab_glm = TextModel._set_vocab_gpt2  # GLM's special tokens are not there
 
 
 _SCRIPT = """
@@ -332,7 +368,7 @@ def _sentencepiece(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **ids}))
 
 
-def _compare_lora(real: Path, scratch: Path) -> None:
+def _compare_lora(family: str, base: Path, scratch: Path) -> None:
     from vox_core.adapter.initial import initial_adapter
     from vox_core.adapter.peft import write_adapter
     from vox_core.adapter.targets import linear_modules, select_targets
@@ -342,20 +378,22 @@ def _compare_lora(real: Path, scratch: Path) -> None:
     from vox_export.gguf_file import write_lora
     from vox_testing.jobs import stirred
 
-    weights = WeightFolder(real)
-    modules = linear_modules(weights.tensors, "llama")
+    weights = WeightFolder(base)
+    kind = json.loads((base / "config.json").read_text())["model_type"]
+    modules = linear_modules(weights.tensors, kind)
     targets = select_targets(modules, ["all-linear"])
     spec = AdapterSpec("lora", 16, 32.0, 0.0, ("all-linear",))
     state = stirred(TrainState(0, initial_adapter(targets, spec, 1, weights.read))).adapter
+    shutil.rmtree(scratch / "lora", ignore_errors=True)
     (scratch / "lora").mkdir()
-    write_adapter(scratch / "lora", state, base=str(real), modules=modules)
+    write_adapter(scratch / "lora", state, base=str(base), modules=modules)
     theirs, ours = scratch / "theirs-lora.gguf", scratch / "ours-lora.gguf"
     _theirs(
         "convert_lora_to_gguf.py",
-        *(scratch / "lora", "--base", real, "--outtype", "f32", "--outfile", theirs),
+        *(scratch / "lora", "--base", base, "--outtype", "f32", "--outfile", theirs),
     )
     write_lora(ours, resolve_reference(str(scratch / "lora")), "lora")
-    print(f"LoRA of SmolLM2  f32   {_difference(ours, theirs)}")
+    print(f"LoRA of {family:<16} f32   {_difference(ours, theirs)}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Exported files in real llama.cpp: log-probabilities, greedy answers, tokens, rendered chats.
 
     pip install xllamacpp
-    python benchmarks/gguf_in_llamacpp.py strings templates greedy columns -- RUN
+    python benchmarks/gguf_in_llamacpp.py strings templates greedy columns mixtures -- RUN
 
 RUN is a run of a small model, such as SmolLM2. llama.cpp computes with a float32 cache and without
 flash attention; vox on the cpu, in float32. `columns` compares all columns at 64 positions, of the
 merged file and of base + LoRA file; `greedy` 64 tokens of 20 prompts; `strings` the token ids of
-1,000 hostile strings; `templates` the rendered conversations of every golden template.
+1,000 hostile strings; `templates` the rendered conversations of every golden template; `mixtures`
+all columns at 64 positions of drawn mixtures of experts, with the tokenizer of RUN's base.
 
 On a CPU, llama.cpp takes GELU from a table of 65,536 float16 values, in float32 models, too. For
 Gemma 3 and GPT-2, `columns` and `greedy` compare a second time, with vox's GELU rounded like that,
@@ -200,7 +201,7 @@ def _opened(run: str) -> Any:
 
     source = resolve_reference(run)
     settings = LoadSettings.model_validate({"backend": "cpu", "dtype": "fp32"})
-    return open_base(source, {"adapter": source.adapter}, settings)
+    return open_base(source, {"adapter": source.adapter} if source.adapter else {}, settings)
 
 
 @contextmanager
@@ -289,6 +290,26 @@ def _columns(run: str, scratch: Path) -> None:
             print(f"columns, {made}, {name}: {apart:.1e} at most, 64 x {vocabulary}", flush=True)
 
 
+def _mixtures(run: str, scratch: Path) -> None:
+    import gguf_against_llamacpp as drawn
+
+    llama_cpp.LIKELY = 1 << 30  # all of them
+    for family in (*drawn.MIXTURES, "deepseek_v3"):
+        kind, settings = drawn.DRAWN[family]
+        drawn.DRAWN[family] = kind, {**settings, "initializer_range": 0.15}
+        folder = drawn._draw(family, scratch / family, resolve_reference(run).base.path)
+        tokens, vocabulary, expected_NV = _expected(str(folder))
+        write_gguf(resolve_reference(str(folder)), "f32", scratch / f"{family}.gguf")
+        with llama_cpp.served(scratch / f"{family}.gguf", 512) as server:
+            found_NV = server.log_probs(tokens, 64, vocabulary)
+        apart, spread = np.abs(found_NV - expected_NV).max(), expected_NV.std()
+        print(
+            f"mixtures, {family}: {apart:.1e} at most, 64 x {vocabulary}, which have a standard "
+            f"deviation of {spread:.1f}",
+            flush=True,
+        )
+
+
 # --- llama.cpp from its sources -------------------------------------------------------------------
 
 _TABLE = "#define GGML_GELU_FP16"
@@ -344,8 +365,9 @@ def _expected(run: str) -> tuple[list[int], int, np.ndarray]:
     """64 positions, and vox's log-probabilities of all columns: (tokens, columns, values)."""
     text = " ".join(PROMPTS) + "".join(HOSTILE)
     tokens = load_tokenizer(resolve_reference(run).base.tokenizer)(text)["input_ids"][:65]
+    adapter = "adapter" if resolve_reference(run).adapter else None
     with _opened(run) as opened:
-        own = quality.BackendScorer("cpu", opened.model, "adapter", frozenset())
+        own = quality.BackendScorer("cpu", opened.model, adapter, frozenset())
         vocabulary = opened.model.logits(np.array(tokens[:1])).shape[1]
         return tokens, vocabulary, own.log_probs(tokens, 64, vocabulary)
 

@@ -49,9 +49,9 @@ from vox_export.equivalence import require_same_update
 from vox_export.gguf_file import (
     FORMATS,
     ModelFile,
+    adapted_tensors,
     require_layout,
     require_lora,
-    window_note,
     write_lora,
 )
 from vox_export.requantise import mlx_lm_config, requantise, require_quantisable
@@ -309,8 +309,7 @@ def _reference(job: Job, scratch: Path) -> quality.Reference:
 
 def _notes(job: Job, vocabulary: Vocabulary, model: ModelFile) -> Iterator[str]:
     yield from vocabulary.notes
-    if note := window_note(model.config):
-        yield note
+    yield from model.layout.notes(model.config)
     if model.coarse:
         yield (
             f"{len(model.coarse)} tensors are F16, since their rows are no multiple of a block of "
@@ -346,6 +345,7 @@ def _export_lora(job: Job) -> ExportReport:
     source = job.source
     if source.adapter is None:
         raise adapters.no_adapter(job.reference)
+    layout, config = require_lora(source), full_config(source.base.path)
     with atomic_folder(job.out) as folder, tempfile.TemporaryDirectory(prefix="vox-") as scratch:
         path = folder / f"{job.name}-lora.gguf"
         write_lora(path, source, job.name)
@@ -357,8 +357,7 @@ def _export_lora(job: Job) -> ExportReport:
         record = asdict(measured) if measured else {"engine": None}
         write_json(folder / PROOF, {**record, "update_error": error})
         write_text(folder / CARD, job.card(path.name, "f32", measured))
-    note = window_note(full_config(source.base.path))
-    return job.report(path.name, "f32", measured, [note] if note else ())
+    return job.report(path.name, "f32", measured, layout.notes(config))
 
 
 def _measure_lora(job: Job, lora: Path, scratch: Path) -> quality.Quality:
@@ -375,13 +374,12 @@ def read_lora(path: Path, source: ModelReference) -> AdapterState:
     """Read an adapter's GGUF file back, as llama.cpp applies it."""
     adapter, file = source.adapter, GgufSource(path)
     assert adapter is not None
-    config = full_config(source.base.path)
-    layout = require_layout(source, config)
-    names = layout.names([f"{module}.weight" for module in adapter.modules], config)
+    layout = require_layout(source, full_config(source.base.path))
+    tensors = adapted_tensors(source, layout)
     alpha = float(file.value(gguf.Keys.Adapter.LORA_ALPHA))
     modules = {}
     for module, before in adapter.modules.items():
-        change, name = layout.change(f"{module}.weight", config), names[f"{module}.weight"]
+        ((name, change),) = tensors[module]
         A_RI, B_OR = (np.asarray(file.blocks(f"{name}.lora_{part}")[0]) for part in "ab")
         unpaired_OR = change.undo(B_OR) if change.rows(B_OR) is not B_OR else B_OR
         modules[module] = replace(before, A_RI=A_RI, B_OR=unpaired_OR, alpha=alpha)

@@ -2,7 +2,8 @@
 
 A merged model is never stored: each tensor is read from the base, the adapter is added in float32,
 and the sum is rounded once, to the format of the file, while it is written. Memory holds one tensor
-of the base, or of the sum in float32, and a few times 1 MB.
+of the base, or of the sum in float32, and a few times 1 MB. The experts of a stack are read one
+after another, where the base's files have them so.
 
 `FORMATS` are those that the `gguf` package computes in numpy. The embedding and the output head
 are Q8_0 in formats of fewer bits, and norms are float32, as `llama-quantize` has them.
@@ -13,7 +14,7 @@ Shape legend: R rank, I input features, O output features.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -30,8 +31,17 @@ from vox_core.api.files import read_json
 from vox_core.api.models import ModelReference
 from vox_core.errors import AdapterError, ModelError
 from vox_export.child import full_config
-from vox_export.layout import LAYOUTS, Array, Change, Config, Layout, is_vocabulary
 from vox_export.vocabulary import Vocabulary
+from vox_formats import FormatError
+from vox_formats.gguf_layout import (
+    LAYOUTS,
+    Array,
+    Change,
+    Config,
+    Layout,
+    Tensor,
+    is_vocabulary,
+)
 
 if TYPE_CHECKING:
     from vox_core.contract import AdapterState, LowRank
@@ -60,16 +70,14 @@ class Target:
     """A tensor of the file.
 
     Args:
-        parameter: its name in the Hugging Face model; None for one that the layout computes.
+        source: parameters of the Hugging Face model; None for a tensor that the layout computes.
         shape: in the file, outermost dimension first.
-        change: how it differs from the parameter.
     """
 
     name: str
-    parameter: str | None
+    source: Tensor | None
     shape: tuple[int, ...]
     kind: Kind
-    change: Change
 
     @property
     def nbytes(self) -> int:
@@ -81,21 +89,22 @@ class Stored:
     """A tensor in the number format of the file, which a `GGUFWriter` writes like an array.
 
     It is computed `CHUNK` elements at a time, as it is written.
+
+    Args:
+        arrays: follow one another in the file.
     """
 
-    array: Array
+    arrays: Iterable[Array]
     kind: Kind
-
-    @property
-    def nbytes(self) -> int:
-        return _nbytes(self.array.size, self.kind)
+    nbytes: int
 
     def tofile(self, file: IO[bytes]) -> None:
-        rows = np.atleast_2d(self.array)
-        step = max(1, CHUNK // rows.shape[1])
-        for start in range(0, len(rows), step):
-            part = np.ascontiguousarray(rows[start : start + step])
-            file.write(_rounded(part, self.kind).data)
+        for array in self.arrays:
+            for matrix in array if array.ndim == 3 else (np.atleast_2d(array),):
+                step = max(1, CHUNK // matrix.shape[1])
+                for start in range(0, len(matrix), step):
+                    part = np.ascontiguousarray(matrix[start : start + step])
+                    file.write(_rounded(part, self.kind).data)
 
 
 class ModelFile:
@@ -137,12 +146,12 @@ class ModelFile:
             report: called with bytes written, and bytes in all.
         """
         writer = _writer(path, self.layout)
-        self._describe(writer, vocabulary.model_name(name))
-        vocabulary.write(writer)
         for target in self.targets.values():
             writer.add_tensor_info(
                 target.name, target.shape, np.dtype(np.float32), target.nbytes, target.kind
             )
+        self._describe(writer, vocabulary.model_name(name))
+        vocabulary.write(writer)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -156,9 +165,10 @@ class ModelFile:
 
     def tensor(self, target: Target) -> Stored:
         """Return a tensor as the file stores it."""
-        if target.parameter is None:
-            return Stored(self._factors[target.name], target.kind)
-        return Stored(target.change.apply(self.merged(target.parameter)), target.kind)
+        if (source := target.source) is None:
+            return Stored([self._factors[target.name]], target.kind, target.nbytes)
+        arrays = (source.change.of(self.merged(name)) for name in source.parameters)
+        return Stored(arrays, target.kind, target.nbytes)
 
     def merged(self, parameter: str) -> Array:
         """Return a parameter of base + adapter: as stored, or float32 where the adapter counts."""
@@ -176,22 +186,16 @@ class ModelFile:
         return merged_OI.T if shape.transposed else merged_OI
 
     def _plan(self) -> list[Target]:
-        config, parameters = self.config, self.source.parameters
-        try:
-            names = self.layout.names(parameters, config)
-        except KeyError as error:
-            raise _refused(
-                self.source, [f"tensor {error.args[0]}: unknown to llama.cpp"]
-            ) from error
+        parameters, stored = self.source.parameters, self.source.weights.tensors
         targets = []
-        for parameter, name in names.items():
-            change = self.layout.change(parameter, config)
-            stored = self.source.weights.tensors[parameters[parameter]].shape
-            shape = change.apply(np.broadcast_to(np.float32(0), stored)).shape
-            targets.append(Target(name, parameter, shape, self._kind(name, shape), change))
+        for name, tensor in _tensors(self.source, self.layout, parameters, self.config).items():
+            first = stored[parameters[tensor.parameters[0]]].shape
+            shape = tensor.change.of(np.broadcast_to(np.float32(0), first)).shape
+            if tensor.is_stack:
+                shape = (len(tensor.parameters), *shape)
+            targets.append(Target(name, tensor, shape, self._kind(name, shape)))
         targets += [
-            Target(name, None, values.shape, Kind.F32, self.layout.change("", config))
-            for name, values in self._factors.items()
+            Target(name, None, values.shape, Kind.F32) for name, values in self._factors.items()
         ]
         return targets
 
@@ -207,8 +211,7 @@ class ModelFile:
         writer.add_type(gguf.GGUFType.MODEL)
         _describe_sampling(writer, self.source.base.path)
         writer.add_name(name)
-        elements = sum(math.prod(t.shape) for t in self.targets.values())
-        writer.add_size_label(gguf.size_label(elements, elements, 0, 0))
+        writer.add_size_label(gguf.size_label(*writer.get_total_parameter_count()))
         if licence := self.source.base.licence:
             writer.add_license(licence.lower())
         self.layout.describe(writer, self.config)
@@ -226,10 +229,9 @@ def write_lora(path: Path, source: ModelReference, name: str) -> None:
         AdapterError: A003, llama.cpp cannot apply it to the base.
         ModelError: M002, llama.cpp cannot compute the base.
     """
-    adapter, config = source.adapter, full_config(source.base.path)
-    layout = require_lora(source)
+    layout, adapter = require_lora(source), source.adapter
     assert adapter is not None
-    names = layout.names([f"{module}.weight" for module in adapter.modules], config)
+    tensors = adapted_tensors(source, layout)
     alpha = next(iter(adapter.modules.values())).alpha
     writer = _writer(path, layout)
     writer.add_type(gguf.GGUFType.ADAPTER)
@@ -239,8 +241,7 @@ def write_lora(path: Path, source: ModelReference, name: str) -> None:
     writer.add_file_type(LlamaFileType.ALL_F32)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for module, low_rank in adapter.modules.items():
-        stored = names[f"{module}.weight"]
-        change = layout.change(f"{module}.weight", config)
+        ((stored, change),) = tensors[module]
         writer.add_tensor(f"{stored}.lora_a", np.ascontiguousarray(low_rank.A_RI))
         B_OR = change.rows(_scaled(low_rank, adapter.scale(module), alpha))
         writer.add_tensor(f"{stored}.lora_b", np.ascontiguousarray(B_OR))
@@ -248,6 +249,26 @@ def write_lora(path: Path, source: ModelReference, name: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def adapted_tensors(source: ModelReference, layout: Layout) -> dict[str, list[tuple[str, Change]]]:
+    """Return module of the adapter -> tensors with its rows, by name in GGUF, and their layout."""
+    assert source.adapter is not None
+    names = {f"{module}.weight": module for module in source.adapter.modules}
+    adapted: dict[str, list[tuple[str, Change]]] = {}
+    for name, tensor in _tensors(source, layout, names, full_config(source.base.path)).items():
+        module = names[tensor.parameters[0]]
+        adapted.setdefault(module, []).append((name, tensor.change))
+    return adapted
+
+
+def _tensors(
+    source: ModelReference, layout: Layout, parameters: Iterable[str], config: Config
+) -> dict[str, Tensor]:
+    try:
+        return layout.tensors(parameters, config)
+    except FormatError as error:
+        raise _refused(source, list(error.faults)) from error
 
 
 def require_layout(source: ModelReference, config: Config) -> Layout:
@@ -262,15 +283,6 @@ def require_layout(source: ModelReference, config: Config) -> Layout:
     if faults := list(layout.refusals(config)):
         raise _refused(source, faults)
     return layout
-
-
-def window_note(config: Config) -> str | None:
-    """Return what llama.cpp computes otherwise: beyond a window that its graphs leave out."""
-    size, longest = config.get("sliding_window"), config.get("max_position_embeddings")
-    used = config.get("use_sliding_window", True) and config["model_type"] != "gemma3_text"
-    if not used or size is None or (longest is not None and size >= longest):
-        return None
-    return f"llama.cpp leaves out this model's sliding window of {size} tokens: longer texts differ"
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -338,6 +350,9 @@ def require_lora(source: ModelReference) -> Layout:
     faults = [f"whole tensor {name}" for name in adapter.saved]
     faults += [f"{p}: DoRA" for p, m in adapter.modules.items() if m.magnitude_O is not None]
     faults += ["no module"] * (not adapter.modules)
+    for path, tensors in adapted_tensors(source, layout).items():
+        names = [name for name, _ in tensors]
+        faults += [f"{path}: llama.cpp splits it into {' and '.join(names)}"] * (len(names) > 1)
     if faults:
         raise AdapterError(
             "A003",

@@ -31,9 +31,11 @@ _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _MARKS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
 _CASED = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
 )
+_WITH_SUFFIX = [part + r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?" for part in _CASED]
+_SLASHED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 PRE: Mapping[tuple[str, ...], str] = {
     ("bytes",): "gpt-2",
     ("digits", "bytes"): "smollm",
@@ -41,7 +43,8 @@ PRE: Mapping[tuple[str, ...], str] = {
     (_LETTERS + r"\p{N}{1,3}" + _REST,): "dbrx",
     (_LETTERS + r"\p{N}" + _REST,): "qwen2",
     (_MARKS + r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",): "qwen35",
-    (_CASED + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",): "tekken",
+    ("|".join(_CASED) + r"|\p{N}" + _SLASHED,): "tekken",
+    ("|".join(_WITH_SUFFIX) + r"|\p{N}{1,3}" + _SLASHED,): "gpt-4o",
 }
 """Steps of a pre-tokenizer -> llama.cpp's `tokenizer.ggml.pre`. `bytes` is GPT-2's expression,
 `digits` splits off every digit; `whole words`: a word of the vocabulary is not merged up from its
