@@ -72,6 +72,28 @@ def test_a_module_may_have_a_format_of_its_own(tmp_path):
     assert seen.read(f"{down}.weight").tobytes() == rest.round_trip(W).tobytes()
 
 
+@pytest.mark.parametrize(
+    ("family", "block", "matrix"),
+    [("qwen3_moe", "mlp", "up_proj"), ("mixtral", "block_sparse_moe", "w3")],
+)
+def test_a_stack_of_experts_is_seen_as_its_experts(tmp_path, family, block, matrix):
+    form = MLX_FORMATS["mxfp4"]
+    experts = [weight(8, 128) + number for number in range(3)]
+    each = [form.quantise(W) for W in experts]
+    path = f"model.layers.0.{block}.switch_mlp.up_proj"
+    tensors = {
+        f"{path}.weight": np.stack([one.weight for one in each]),
+        f"{path}.scales": np.stack([one.scales for one in each]),
+    }
+    seen = open_weights(write(tmp_path / "m", tensors, form.describe(), family))
+    found = [f"model.layers.0.{block}.experts.{number}.{matrix}.weight" for number in range(3)]
+    assert list(seen.tensors) == list(seen.where) == found
+    assert seen.quantised == {*found}
+    for name, W in zip(found, experts, strict=True):
+        assert seen.tensors[name].shape == W.shape
+        assert seen.read(name).tobytes() == form.round_trip(W).tobytes()
+
+
 def test_shards_are_those_of_the_plain_copy(tmp_path):
     tensors = {**packed(UP, MLX_FORMATS["affine4"], weight()), NORM: np.ones(128, BF16)}
     shards = ("model-1.safetensors", "model-2.safetensors", "model-3.safetensors")
@@ -101,6 +123,17 @@ def without(part: str):
             without("nothing"),
             affine(8),
             f"{UP}.scales: found BF16 [8, 2], expected F32 or F16 or BF16 [8, 1]",
+        ),
+        (
+            {**without("nothing"), f"{UP}.global_scale": np.ones(1, np.float32)},
+            affine(),
+            f"{UP}: it has a scale of the whole tensor, too",
+        ),
+        (
+            packed(UP.replace("up", "switch_mlp.up"), MLX_FORMATS["affine4"], weight()),
+            affine(),
+            "model.layers.0.mlp.switch_mlp.up_proj.weight: found U32 [8, 16], expected U32, three "
+            "axes",
         ),
         (without("nothing"), affine(3), f"{UP}: found mode None, bits 3, group_size 64"),
         (without("nothing"), affine(4, 48), f"{UP}: found mode None, bits 4, group_size 48"),

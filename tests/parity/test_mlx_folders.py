@@ -12,13 +12,17 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
+from tests.parity import mlx_models
 from tests.parity.tolerances import LOGITS
 from vox_core.adapter.targets import quantised_modules
 from vox_core.run.hf_checkpoint import plain_copy
 from vox_core.weights import SAME_IN_MLX, WeightFolder, open_weights
 from vox_export.requantise import requantise
-from vox_formats.quant import MLX_FORMATS
+from vox_formats.mlx_model import STACKED, mlx_config
+from vox_formats.quant import MLX_FORMATS, named_format
+from vox_mlx.base import read_config
 from vox_testing.llama import write_llama
+from vox_testing.tiny import write_tokenizer
 
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
@@ -90,6 +94,36 @@ def test_what_mlx_lm_converts_is_read_with_the_numbers_that_mlx_sees(tmp_path, q
     for name in plain.tensors:
         W = plain.read(name)
         expected = form.round_trip(W) if name in seen.quantised else W
+        assert seen.tensors[name].shape == W.shape
+        assert seen.read(name).tobytes() == expected.tobytes(), name
+
+
+@pytest.mark.parametrize("quant", MLX_FORMATS)
+@pytest.mark.parametrize("family", sorted(STACKED))
+def test_a_mixture_that_mlx_lm_converts_is_read_expert_by_expert(tmp_path, family, quant):
+    """With routers in a format of their own, or none."""
+    base, form = mlx_models.make(family, tmp_path / "base"), MLX_FORMATS[quant]
+    write_tokenizer(base)
+    rewrite(base, mlx_config(read_config(base)))  # settings as mlx-lm reads them
+    folder, group = tmp_path / "converted", min(form.group_size, 32)
+    convert(
+        *(str(base), str(folder)),
+        quantize=True,
+        q_mode=form.mode,
+        q_bits=form.bits,
+        q_group_size=group,
+        dtype="float32",
+    )
+    seen, plain = open_weights(folder), WeightFolder(base)
+    assert seen.quant == quant
+    assert set(seen.tensors) == set(plain.tensors)
+    assert {name for name in plain.tensors if ".experts." in name} <= seen.quantised
+    own = json.loads((folder / "config.json").read_text())["quantization"]
+    for name in plain.tensors:
+        W = expected = plain.read(name)
+        if name in seen.quantised:
+            _, each = named_format(own.get(name.removesuffix(".weight"), own))
+            expected = each.round_trip(W)
         assert seen.tensors[name].shape == W.shape
         assert seen.read(name).tobytes() == expected.tobytes(), name
 

@@ -12,7 +12,7 @@ to say.
 beginnings of paths, read from `sanitize` and the module tree of mlx-lm's models. Paths of modules
 and names of parameters begin alike, so both can be translated. What mlx-lm leaves out (a vision
 tower) or stores with other values (the norms of Qwen3.5) has no counterpart; `counterpart_fault`
-says so.
+says so. `expert_names` says which experts lie in one of mlx-lm's stacks.
 """
 
 from __future__ import annotations
@@ -256,6 +256,19 @@ def hf_path(mlx_path: str, model_type: str) -> str:
     beginnings = tuple((mlx, hf) for hf, mlx in row.beginnings)
     hf, mlx = row.inside
     return _translated(mlx_path, beginnings).replace(mlx, hf)
+
+
+STACKED = frozenset({"glm4_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
+"""Mixtures of experts of which mlx-lm changes no tensor, but stacks those of a layer's experts."""
+
+_MIXTRAL = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+
+
+def expert_names(stack: str, count: int, model_type: str) -> list[str]:
+    """Return the names of Hugging Face for the experts of mlx-lm's `….switch_mlp.X.weight`."""
+    block, _, matrix = stack.removesuffix(".weight").partition(".switch_mlp.")
+    name = _MIXTRAL.get(matrix, matrix) if model_type == "mixtral" else matrix
+    return [f"{block}.experts.{number}.{name}.weight" for number in range(count)]
 
 
 def counterpart_fault(path: str, model_type: str) -> str | None:

@@ -365,6 +365,57 @@ MLX_FORMATS: Mapping[str, MlxFormat] = {
 }
 """The formats that can be written to files, with MLX's own group sizes."""
 
+FLOATS = ("F32", "F16", "BF16")
+"""Names in safetensors files of the dtypes that affine scales may have."""
+
+
+class Stored(Protocol):
+    """A tensor in a file: its dtype by safetensors' name, and its shape."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def named_format(said: Mapping[str, Any]) -> tuple[str, MlxFormat] | None:
+    """Return vox's name of the format that an entry of `config.json` describes, and the format with
+    the group size of the entry."""
+    group = said.get("group_size")
+    for name, form in MLX_FORMATS.items():
+        sizes = (32, 64, 128) if form.mode == "affine" else (form.group_size,)
+        alike = (said.get("mode", "affine"), said.get("bits")) == (form.mode, form.bits)
+        if alike and group in sizes:
+            return name, MlxFormat(form.mode, form.bits, int(str(group)))
+    return None
+
+
+def stored_fault(path: str, form: MlxFormat, tensors: Mapping[str, Stored]) -> str | None:
+    """Return the inconsistency in one module's tensors; None if there is none.
+
+    Args:
+        path: of a matrix (O, I), or of mlx-lm's stack of experts (E, O, I), `….switch_mlp.X`.
+    """
+    parts = [".weight", ".scales", *([".biases"] if form.mode == "affine" else [])]
+    if missing := [part for part in parts if f"{path}{part}" not in tensors]:
+        return f"{path}: it has no {', '.join(part[1:] for part in missing)}"
+    if f"{path}.global_scale" in tensors:
+        return f"{path}: it has a scale of the whole tensor, too"
+    weight, *rest = (tensors[f"{path}{part}"] for part in parts)
+    axes = "three" if ".switch_mlp." in path else "two"
+    if weight.dtype != "U32" or len(weight.shape) != {"two": 2, "three": 3}[axes]:
+        found = f"{weight.dtype} {list(weight.shape)}"
+        return f"{path}.weight: found {found}, expected U32, {axes} axes"
+    shape = (*weight.shape[:-1], weight.shape[-1] * 32 // form.bits // form.group_size)
+    dtypes = FLOATS if form.mode == "affine" else ("U8",)
+    for part, info in zip(parts[1:], rest, strict=True):
+        if info.shape != shape or info.dtype not in dtypes:
+            return (
+                f"{path}{part}: found {info.dtype} {list(info.shape)}, "
+                f"expected {' or '.join(dtypes)} {list(shape)}"
+            )
+    return None
+
 
 def _affine(W_GS: Array, bits: int) -> tuple[Array, Array, Array]:
     """Return codes, scales, biases; the larger end of the range is exact, and zero if within it."""
