@@ -80,7 +80,7 @@ def in_pairs(heads: int) -> Change:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What a tensor of a GGUF file is made of.
+    """The parameters behind a tensor of a GGUF file.
 
     Args:
         parameters: of the Hugging Face model; of a stack (E, ...) one for each expert.
@@ -122,7 +122,7 @@ class Layout:
     windowed: bool = False
 
     def tensors(self, parameters: Iterable[str], config: Config) -> dict[str, Tensor]:
-        """Return name in GGUF -> what the tensor is made of.
+        """Return name in GGUF -> the parameters behind the tensor.
 
         Layers beyond those of the model, which predict further tokens, are left out.
 

@@ -369,7 +369,7 @@ FLOATS = ("F32", "F16", "BF16")
 """Names in safetensors files of the dtypes that affine scales may have."""
 
 
-class Stored(Protocol):
+class StoredTensor(Protocol):
     """A tensor in a file: its dtype by safetensors' name, and its shape."""
 
     @property
@@ -390,7 +390,7 @@ def named_format(said: Mapping[str, Any]) -> tuple[str, MlxFormat] | None:
     return None
 
 
-def stored_fault(path: str, form: MlxFormat, tensors: Mapping[str, Stored]) -> str | None:
+def stored_fault(path: str, form: MlxFormat, tensors: Mapping[str, StoredTensor]) -> str | None:
     """Return the inconsistency in one module's tensors; None if there is none.
 
     Args:
