@@ -8,10 +8,14 @@ Markers are declared in pyproject.toml. Fixtures live beside the tests that use 
 from __future__ import annotations
 
 import contextlib
+import email
+import functools
 import json
 import os
+import pickle
 import shutil
 import signal
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,19 +71,43 @@ def _hardware_is_looked_at_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _installed_files_are_parsed_once() -> Iterator[None]:
+    """Every run discovers the plugins and compares versions: it parses some 110 METADATA files and
+    30 of TOML, a fifth of the time of a short run. The same text is parsed once."""
+    parse_metadata, parse_toml = email.message_from_string, tomllib.loads
+
+    @functools.lru_cache(1000)
+    def pickled(text: str) -> bytes:
+        return pickle.dumps(parse_toml(text))
+
+    def loads(text: str, **options: Any) -> dict[str, Any]:
+        return parse_toml(text, **options) if options else pickle.loads(pickled(text))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(email, "message_from_string", functools.lru_cache(1000)(parse_metadata))
+        patch.setattr(tomllib, "loads", loads)
+        yield
+
+
 @pytest.fixture(scope="session")
 def told_well() -> Callable[[Any], list[str]]:
     """Faults of a line of telemetry, as an object."""
     from jsonschema import Draft202012Validator
 
     schema = json.loads(SCHEMA.read_text())
-    validator = Draft202012Validator(schema)
+    # What holds if an event is of a kind; asking for one kind is a third of the work.
+    validators = {
+        rule["if"]["properties"]["event"]["const"]: Draft202012Validator(
+            {**schema, "allOf": [rule["then"]]}
+        )
+        for rule in schema["allOf"]
+    }
 
     def faults(line: Any) -> list[str]:
-        found = [error.message for error in validator.iter_errors(line)]
-        if not found and line["event"] not in schema["$defs"]:
-            found.append(f"{line['event']} is no event of vox's")
-        return found
+        if (event := line.get("event")) not in validators:
+            return [f"{event} is no event of vox's"]
+        return [error.message for error in validators[event].iter_errors(line)]
 
     return faults
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -26,12 +27,17 @@ Vox = Callable[..., Done]
 
 
 @pytest.fixture(autouse=True)
-def _clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder, and no settings from outside."""
+def _clean_place(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty folder, and no settings from outside but that the trackers are disabled: each would
+    watch every run from a process of its own."""
     monkeypatch.chdir(tmp_path)
+    config = tmp_path_factory.mktemp("config")
+    shutil.copy(Path(os.environ["VOX_CONFIG"]) / "plugins.json", config)
     for name in [name for name in os.environ if name.startswith("VOX_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("VOX_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("VOX_CONFIG", str(config))
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.core.plugin_site import Site
+from tests.core.warm import here
 from vox_core.cli.plugin_commands import installed_commands
 from vox_core.errors import BackendError
 from vox_core.host.load import load_plugin, provider
@@ -52,8 +52,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def vox(*words: str) -> tuple[int, str, str]:
-    line = [sys.executable, "-m", "vox_core.cli", *words]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    done = here().run(words, os.environ, Path.cwd())
     return done.returncode, done.stdout, done.stderr
 
 

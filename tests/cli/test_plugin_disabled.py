@@ -20,6 +20,11 @@ BARE = f"{before}[probe]{after.partition('[probe]')[2]}"
 DISABLED = "disabled; to use it again: vox plugin enable mine"
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOX_CONFIG", str(tmp_path / "config"))
+
+
 def test_a_disabled_plugin_is_blocked_until_it_is_enabled(
     vox, site: Site, listed, tmp_path
 ) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.core.warm import Warm
 from vox_core.install.environment import Environment
 from vox_core.install.uv import find_uv
 
@@ -176,6 +177,7 @@ class World:
         (core / "WHEEL").write_text("Wheel-Version: 1.0\nTag: py3-none-any\n")
         names = ("METADATA", "WHEEL", "RECORD")
         (core / "RECORD").write_text("".join(f"{core.name}/{name},,\n" for name in names))
+        self._warm = Warm(self.python, self.environ(), [self.site])
 
     @property
     def site(self) -> Path:
@@ -208,15 +210,7 @@ class World:
         return [str(self.python), "-m", "vox_core.cli", "plugin", *map(str, arguments)]
 
     def vox(self, *arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*arguments),
-            env=self.environ(**environ),
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        return self._warm.run(["plugin", *arguments], self.environ(**environ), self.folder)
 
     def done(self, *arguments: object, **environ: str) -> dict[str, Any]:
         """The JSON of a command that succeeds."""

@@ -31,12 +31,26 @@ LIBRARY = {"name": "vox-t-lib", "files": {"vox_t_lib/__init__.py": "", "vox_t_li
 LIBRARY_2 = {"name": "vox-t-lib", "version": "2.0", "files": {"vox_t_lib/__init__.py": "two"}}
 
 
+@pytest.fixture(scope="module")
+def version_1(environment: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What vox installs of version 1 of a plugin and its library."""
+    site = environment.site
+    before = [path.name for path in site.iterdir()]
+    environment.wheel({**LIBRARY, "version": "1.0"})
+    environment.wheel(plugin("good", "1.0", ["vox-t-lib"]))
+    environment.done("install", "--from-pypi", "vox-t-good==1.0", "--yes")
+    made = tmp_path_factory.mktemp("installed") / "site"
+    shutil.copytree(site, made, ignore=shutil.ignore_patterns(*before))
+    environment.clear()
+    return made
+
+
 @pytest.fixture
-def half_upgraded(world: World) -> World:
+def half_upgraded(world: World, version_1: Path) -> World:
     """Version 1 of a plugin and its library are there, version 2 of the library can be had."""
+    shutil.copytree(version_1, world.site, dirs_exist_ok=True)
     world.wheel({**LIBRARY, "version": "1.0"})
     world.wheel(plugin("good", "1.0", ["vox-t-lib"]))
-    world.done("install", "--from-pypi", "vox-t-good==1.0", "--yes")
     world.wheel(LIBRARY_2)
     return world
 
@@ -177,16 +191,22 @@ def stopped_at(world: World, mark: Path, number: signal.Signals) -> tuple[int, s
     return process.returncode, said.decode()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("verb", "after"), [("uninstall", True), ("install", True)])
+@pytest.mark.parametrize(
+    ("number", "verb"),
+    [
+        (signal.SIGINT, "uninstall"),
+        (signal.SIGTERM, "install"),
+        pytest.param(signal.SIGINT, "install", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, "uninstall", marks=pytest.mark.long),
+    ],
+)
 def test_an_interrupted_installation_is_undone(
     half_upgraded: World,
     stopping: Callable[[str, bool], Path],
     number: signal.Signals,
     verb: str,
-    after: bool,
 ) -> None:
-    mark = stopping(verb, after)
+    mark = stopping(verb, True)
     before = half_upgraded.state()
     code, said = stopped_at(half_upgraded, mark, number)
     assert (code, said.endswith("stopped\n")) == (130, True), said

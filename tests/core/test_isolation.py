@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sysconfig
 import venv
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pytest
 
 from tests.core.plugin_site import MANIFEST, WORKS, Site
+from tests.core.warm import Warm
 from vox_core.host.discover import discover
 from vox_testing.tiny import make_model
 
@@ -89,20 +89,14 @@ class Place:
         self.site = Site(site_packages)
         self.folder = folder
         KINDS[kind].install(self.site)
+        own = {"VOX_CONFIG": "config", "VOX_CACHE": "cache", "OMP_NUM_THREADS": "1", **OTHERS}
+        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        self._environ = {**kept, **own}
+        self._warm = Warm(self.python, self._environ)
 
     def vox(self, *arguments: object, limit_s: float = LIMIT_S, codes: Codes = (0,)) -> str:
         """Run `vox`, which has to exit with one of `codes`; gives what it prints on stdout."""
-        own = {"VOX_CONFIG": "config", "VOX_CACHE": "cache", "OMP_NUM_THREADS": "1", **OTHERS}
-        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        done = subprocess.run(
-            [str(self.python), "-m", "vox_core.cli", *map(str, arguments)],
-            cwd=self.folder,
-            env={**kept, **own},
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
+        done = self._warm.run(arguments, self._environ, self.folder, limit_s)
         assert done.returncode in codes, done.stdout + done.stderr
         return done.stdout
 
