@@ -3,6 +3,8 @@
     quant.py           NF4, INT8 and MLX's quantisations of a weight, bit for bit
     gguf_model.py      a GGUF file -> the files and tensors of a Hugging Face folder
     gguf_tokenizer.py  its tokenizer
+    gguf_layout.py     tensors of a GGUF file from parameters of a Hugging Face model
+    gguf_families.py   metadata and tensors of each family
     mlx_model.py       where mlx-lm's models differ from Hugging Face's: settings, names
     mlx_adapter.py     mlx-lm's adapter files <-> low-rank updates
 

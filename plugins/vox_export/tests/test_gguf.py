@@ -48,7 +48,7 @@ from vox_export.export import (
 from vox_export.gguf_file import FORMATS, ModelFile, Stored, write_lora
 from vox_export.settings import ExportSettings
 from vox_export.vocabulary import read_vocabulary
-from vox_formats.gguf_layout import LAYOUTS, in_pairs
+from vox_formats.gguf_families import LAYOUTS, in_pairs
 from vox_formats.gguf_model import GgufSource
 from vox_testing.llama import write_llama
 

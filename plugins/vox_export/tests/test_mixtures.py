@@ -28,7 +28,7 @@ from vox_export import llama_cpp, quality
 from vox_export.export import export, read_lora, write_gguf
 from vox_export.gguf_file import ModelFile, Stored, require_lora, write_lora
 from vox_export.settings import ExportSettings
-from vox_formats.gguf_layout import LAYOUTS
+from vox_formats.gguf_families import LAYOUTS
 from vox_testing import tiny as tiny_models
 
 Kind = gguf.GGMLQuantizationType
@@ -212,6 +212,7 @@ def test_the_file_says_how_experts_are_chosen(mixture, tmp_path, family, expecte
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv 8.0"),
         ("mixtral", {"num_local_experts": 3}, "found 4 experts, expected 3"),
         ("gpt_oss", {"layer_types": ["full_attention"] * 2}, "layer_types"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "weights in mxfp4"),
         ("deepseek_v3", {"q_lora_rank": None}, "q_lora_rank None"),
     ],
 )
@@ -249,10 +250,13 @@ def test_rotary_frequencies_of_gpt_oss_are_noted(mixture) -> None:
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def test_a_run_on_a_mixture_is_exported(mixture, settings, tmp_path) -> None:
-    run = train(settings(mixture("mixtral"), lr=2e-2)).run
+def test_a_run_on_a_mixture_is_exported(mixture, settings, tmp_path, monkeypatch) -> None:
+    """As one that does not fit into memory."""
+    run, events = train(settings(mixture("mixtral"), lr=2e-2)).run, []
+    monkeypatch.setattr(quality, "float32_bytes", lambda source: 1 << 60)
     given = {"to": "gguf", "quant": "f32", "out": tmp_path / "out"}
-    report = export(str(run), validate(ExportSettings, given))
+    report = export(str(run), validate(ExportSettings, given), observe=events.append)
+    assert any("computing from its files" in str(event) for event in events)
     assert report.quality.median_kl < 1e-9
     assert report.quality.carried == pytest.approx(1, abs=1e-3)
     source = resolve_reference(str(run))

@@ -1,7 +1,6 @@
 """Adapters and merged models in the formats of other tools, each verified.
 
 export.py       `vox export`: GGUF, Ollama, mlx-lm, LoRA as GGUF
-  layout.py       metadata and tensors of each family in GGUF
   vocabulary.py   a tokenizer in GGUF
   child.py        configuration and tokenizer, read in a child process
   gguf_file.py    the files, tensor by tensor

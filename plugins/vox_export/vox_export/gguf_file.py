@@ -33,8 +33,8 @@ from vox_core.errors import AdapterError, ModelError
 from vox_export.child import full_config
 from vox_export.vocabulary import Vocabulary
 from vox_formats import FormatError
+from vox_formats.gguf_families import LAYOUTS
 from vox_formats.gguf_layout import (
-    LAYOUTS,
     Array,
     Change,
     Config,

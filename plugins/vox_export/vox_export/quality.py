@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -51,8 +51,8 @@ from vox_core.api.models import (
     write_checkpoint,
 )
 from vox_core.api.tokenizers import load_tokenizer
-from vox_core.contract import Floats, LoadJob, Model
-from vox_core.errors import ProofError
+from vox_core.contract import Floats, LoadJob, Model, Notice
+from vox_core.errors import BackendError, ProofError
 from vox_export import llama_cpp
 from vox_export.child import full_config
 from vox_formats.gguf_layout import experts, rounds_yarn
@@ -170,7 +170,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The source on the rows: base + adapter, or a model alone; `source` says which."""
+    """The source on the rows: base + adapter, or a model alone; `source` says which.
+
+    Args:
+        streamed: the backend reads weights from the files as it computes.
+    """
 
     name: str
     source: str
@@ -180,6 +184,7 @@ class Reference:
     context: Context
     stops: frozenset[int]
     config: Config
+    streamed: bool
 
     @property
     def vocabulary(self) -> int:
@@ -206,20 +211,12 @@ def make_reference(
     Raises:
         BackendError: no installed backend can load the base.
     """
-    adapter = source.adapter
-    request = Request(
-        operation="load",
-        method=adapter.method if adapter else "lora",
-        model_type=source.base.model_type,
-        dtype="fp32",
-        explicit=named,
-    )
-    backend, _ = choose(request, seen=Seen())
-    context = Context(observe)
+    adapter, context = source.adapter, Context(observe)
+    backend, streamed = _backend(source, named, observe)
     texts, documents = _texts(source)
     with (
         plain_copy(source.weights, scratch / "base") as plain,
-        closing(backend.load(LoadJob(model=plain, dtype="fp32"), context)) as model,
+        closing(backend.load(_job(plain, streamed=streamed), context)) as model,
     ):
         if adapter:
             model.add_adapter("adapter", adapter)
@@ -230,7 +227,37 @@ def make_reference(
         rows = [_row(each, last, vocabulary, base, adapted) for each in documents]
     name, what = f"{backend.id}, float32", source_name(source)
     config = full_config(source.base.path)
-    return Reference(name, what, texts, rows, backend, context, stops, config)
+    return Reference(name, what, texts, rows, backend, context, stops, config, streamed)
+
+
+def _backend(source: ModelReference, named: str | None, observe: Observe) -> tuple[Backend, bool]:
+    """Return a backend, and whether it reads weights from the files as it computes: if the model
+    does not fit into memory in float32, and the backend can."""
+    request = Request(
+        operation="load",
+        method=source.adapter.method if source.adapter else "lora",
+        model_type=source.base.model_type,
+        dtype="fp32",
+        explicit=named,
+    )
+    backend, selection = choose(request, seen=(seen := Seen()))
+    free = selection.hardware.devices[0].available_bytes
+    if free is None or float32_bytes(source) <= free:
+        return backend, False
+    try:
+        backend, _ = choose(replace(request, streamed=True), seen=seen)
+    except BackendError:
+        return backend, False
+    observe(Notice("the model does not fit into memory in float32: computing from its files"))
+    return backend, True
+
+
+def float32_bytes(source: ModelReference) -> int:
+    return 4 * sum(math.prod(tensor.shape) for tensor in source.weights.tensors.values())
+
+
+def _job(model: Path, *, streamed: bool) -> LoadJob:
+    return LoadJob(model=model, dtype="fp32", streamed=streamed)
 
 
 def source_name(source: ModelReference) -> str:
@@ -280,7 +307,7 @@ def scorer_of(
     plain.mkdir()
     write_checkpoint(plain, dequantised(path, model))
     name = f"vox's own reader, on {reference.name}"
-    job = LoadJob(model=plain, dtype="fp32")
+    job = _job(plain, streamed=reference.streamed)
     with closing(reference.backend.load(job, reference.context)) as loaded:
         yield BackendScorer(name, loaded, None, reference.stops)
 
