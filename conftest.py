@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import email
 import functools
+import gc
 import json
 import os
 import pickle
@@ -47,6 +48,16 @@ def _no_settings_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VOX_CONFIG", str(folder))
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Without the garbage collector, which would look at all that is imported again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

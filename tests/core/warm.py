@@ -34,13 +34,14 @@ else:
     sys.exit()
 
 os.chdir(asked["folder"])
+before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 os.environ.clear()
 os.environ.update(asked["environ"])
 for number, name in enumerate((os.devnull, asked["out"], asked["err"])):
     os.dup2(os.open(name, os.O_RDWR), number)
 sys.path[0] = asked["folder"]
-told = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-sys.path[1:1] = [path for path in told if path and path not in sys.path]
+sys.path[1:] = [path for path in sys.path[1:] if path not in before]
+sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 importlib.invalidate_caches()
 for packages in asked["packages"]:
     site.addsitedir(packages)
